@@ -1,0 +1,28 @@
+"""What can go wrong on the device.
+
+DeviceError
+├── DeviceMemoryError   memory ran out, or one allocation was larger than the device allows
+├── DeviceFaultError    an operation failed and every known way around it was used up
+├── DeviceLostError     the device's state is gone; nothing on it may be used again
+└── RiskBlockedError    the run was judged too risky and was not started
+"""
+
+
+class DeviceError(Exception):
+    """Base of every device error this package raises on purpose."""
+
+
+class DeviceMemoryError(DeviceError, MemoryError):
+    """Device memory ran out, or one allocation exceeded the device's limit."""
+
+
+class DeviceFaultError(DeviceError, RuntimeError):
+    """An operation failed and no known way around it is left."""
+
+
+class DeviceLostError(DeviceError, RuntimeError):
+    """The device's state is gone. Only a restart of ComfyUI brings it back."""
+
+
+class RiskBlockedError(DeviceError, RuntimeError):
+    """The run was judged before it started and refused."""
