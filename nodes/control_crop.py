@@ -1,0 +1,61 @@
+"""ControlNet hints on tiles: every tile sees its own part of the hint picture."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import comfy.utils
+
+from ..supir.errors import SettingsError
+from ..supir.tiling import Window
+
+
+class ControlCropper:
+    """Makes, keeps and frees per-tile copies of ControlNet chains.
+
+    Args: latent_size: height and width of the whole latent in cells.
+    """
+
+    def __init__(self, latent_size: Any) -> None:
+        self._height, self._width = latent_size
+        self._copies: dict[tuple[int, int], Any] = {}
+
+    def crop(self, control: Any, index: int, window: Window) -> Any:
+        """Return the whole chain with its hints cut to one tile.
+
+        Raises: SettingsError when a control in the chain has no picture hint that can be cut.
+        """
+        key = (id(control), index)
+        if key not in self._copies:
+            self._copies[key] = self._crop_chain(control, window)
+        return self._copies[key]
+
+    def _crop_chain(self, control: Any, window: Window) -> Any:
+        if not hasattr(control, "cond_hint_original") or control.cond_hint_original is None:
+            raise SettingsError(
+                f"positive or negative carries a {type(control).__name__} without a picture hint, "
+                "which cannot be cut into tiles. Remove it, or set tile_px to -1."
+            )
+        copied = control.copy()
+        for prepared in ("timestep_range", "model_sampling_current"):  # set by the host's pre_run
+            if hasattr(control, prepared):
+                setattr(copied, prepared, getattr(control, prepared))
+        ratio = getattr(control, "compression_ratio", 8)
+        hint = control.cond_hint_original
+        height, width = self._height * ratio, self._width * ratio
+        if tuple(hint.shape[-2:]) != (height, width):
+            algorithm = getattr(control, "upscale_algorithm", "nearest-exact")
+            hint = comfy.utils.common_upscale(hint, width, height, algorithm, "center")
+        pixels = Window(*(side * ratio for side in window))
+        copied.cond_hint_original = pixels.crop(hint)
+        copied.cond_hint = None
+        previous = control.previous_controlnet
+        if previous is not None:
+            copied.set_previous_controlnet(self._crop_chain(previous, window))
+        return copied
+
+    def clear(self) -> None:
+        """Free what the copies hold."""
+        for control in self._copies.values():
+            control.cleanup()
+        self._copies.clear()

@@ -1,0 +1,93 @@
+"""The only place for ComfyUI's folders, model management and progress."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
+
+import comfy.model_management as mm
+import comfy.ops
+import comfy.utils
+import folder_paths
+import latent_preview
+import torch
+
+SUPIR_FOLDER = "supir"
+"""Model folder of the pack; users may map it in ``extra_model_paths.yaml``."""
+
+WEIGHT_EXTENSIONS = (".safetensors", ".sft", ".ckpt", ".pt", ".pth", ".bin")
+SAFETENSORS_EXTENSIONS = (".safetensors", ".sft")
+
+
+def register_folders() -> None:
+    """Make ``models/supir`` known to ComfyUI (creates nothing on disk)."""
+    default = os.path.join(folder_paths.models_dir, SUPIR_FOLDER)
+    folder_paths.add_model_folder_path(SUPIR_FOLDER, default)
+    paths, _ = folder_paths.folder_names_and_paths[SUPIR_FOLDER]
+    folder_paths.folder_names_and_paths[SUPIR_FOLDER] = (paths, set(WEIGHT_EXTENSIONS))
+
+
+def check_cancel() -> None:
+    """Raise ComfyUI's interruption when the user pressed cancel."""
+    mm.throw_exception_if_processing_interrupted()
+
+
+def resize_lanczos(image: torch.Tensor, width_px: int, height_px: int) -> torch.Tensor:
+    """Resize [B, 3, H, W] in 0..1 with ComfyUI's 8-bit Lanczos filter."""
+    return comfy.utils.common_upscale(image, width_px, height_px, "lanczos", "disabled")
+
+
+@contextmanager
+def borrow_weights(module: Any, like: torch.Tensor) -> Generator[tuple[Any, Any]]:
+    """Yield (weight, bias) of a host layer, cast and moved to where ``like`` is, then give them back."""
+    weight, bias, stream = comfy.ops.cast_bias_weight(module, like, offloadable=True)
+    try:
+        yield weight, bias
+    finally:
+        comfy.ops.uncast_bias_weight(module, weight, bias, stream)
+
+
+class BatchProgress:
+    """One progress bar with previews over several sampling runs of equal length."""
+
+    def __init__(self, model: Any, steps: int, runs: int) -> None:
+        self._bar = comfy.utils.ProgressBar(steps * runs)
+        self._previewer = latent_preview.get_previewer(model.load_device, model.model.latent_format)
+        self._steps, self._total = steps, steps * runs
+
+    def callback(self, run: int) -> Callable[[int, torch.Tensor, torch.Tensor, int], None]:
+        """Return ComfyUI's sampling callback for the run with this index."""
+
+        def on_step(step: int, x0: torch.Tensor, x: torch.Tensor, total: int) -> None:
+            preview = None
+            if self._previewer is not None:
+                preview = self._previewer.decode_latent_to_preview_image("JPEG", x0)
+            self._bar.update_absolute(run * self._steps + step + 1, self._total, preview)
+
+        return on_step
+
+
+PROGRESS_PARTS = 200
+"""Visible positions of a progress bar within one phase."""
+
+
+class PhasedProgress:
+    """One progress bar over phases whose lengths are not known beforehand."""
+
+    def __init__(self, phases: int) -> None:
+        self._bar = comfy.utils.ProgressBar(phases * PROGRESS_PARTS)
+        self._last = -1
+
+    def phase(self, index: int) -> Callable[[int, int], None]:
+        """Return ``report(done, total)`` for the phase with this index; lets the user cancel."""
+
+        def report(done: int, total: int) -> None:
+            check_cancel()
+            at = index * PROGRESS_PARTS + PROGRESS_PARTS * done // max(total, 1)
+            if at != self._last:
+                self._last = at
+                self._bar.update_absolute(at)
+
+        return report
