@@ -13,12 +13,14 @@ from .demo import LoadDemo
 from .first_stage import FirstStage
 from .load import LoadSUPIR
 from .sample import Sample
+from .tiles import Tiles
 from .upscale import Upscale
 
 NODES: list[type[io.ComfyNode]] = [
     LoadSUPIR,
     LoadDemo,
     FirstStage,
+    Tiles,
     Conditioning,
     Sample,
     Upscale,

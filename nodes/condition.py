@@ -44,15 +44,16 @@ def caption_count(positive: Any) -> int:
     return max((extra.get(CAPTIONS, 1) for _, extra in positive), default=1)
 
 
-def rows_for_image(positive: Any, index: int) -> Any:
-    """Return the conditioning with only the caption of picture ``index``."""
+def pick_rows(positive: Any, first: int, count: int) -> Any:
+    """Return the conditioning with only the captions first .. first + count - 1."""
     picked = []
     for cond, extra in positive:
         if extra.get(CAPTIONS, 1) > 1:
-            extra = {k: v for k, v in extra.items() if k != CAPTIONS}
+            extra = dict(extra)
+            extra[CAPTIONS] = count
             if extra.get("pooled_output") is not None:
-                extra["pooled_output"] = extra["pooled_output"][index : index + 1]
-            cond = cond[index : index + 1]
+                extra["pooled_output"] = extra["pooled_output"][first : first + count]
+            cond = cond[first : first + count]
         picked.append([cond, extra])
     return picked
 

@@ -7,6 +7,7 @@ from typing import Any
 import comfy.model_management as mm
 from comfy_api.latest import io, ui
 
+from ..supir.errors import SettingsError
 from ..supir.guidance import GuidanceSettings
 from ..supir.sigmas import ddpm_sigmas, karras_sigmas
 from . import widgets
@@ -18,7 +19,12 @@ from .types import CATEGORY, SupirModel, SupirSocket
 
 
 def make_guider(run: SampleRun) -> SupirGuider:
-    """Return a guider over the whole batch of a checked request."""
+    """Return a guider over the whole batch of a checked request. Raises: SettingsError."""
+    if run.captions == "image_tile":
+        raise SettingsError(
+            "captions holds one caption for every tile of every picture, but a guider runs the whole "
+            "batch at once. Use the Sample node, or give one caption per picture or per tile."
+        )
     scale = run.model.get_model_object("latent_format").process_in
     center = None if run.center is None else scale(run.center["samples"].float())
     inputs = GuiderInputs(

@@ -13,8 +13,9 @@ from ..supir.conditioning import choose_captions
 from ..supir.constants import WORK_KEY
 from ..supir.errors import SettingsError, ShapeError
 from ..supir.guidance import GuidanceSettings
+from ..supir.presets import hint
 from . import widgets
-from .condition import caption_count, rows_for_image
+from .condition import caption_count, pick_rows
 from .guider import GuiderInputs, SupirGuider, check_conditioning
 from .host import BatchProgress
 from .model_check import check_base, check_pair
@@ -53,11 +54,12 @@ class SampleSettings:
         return GuidanceSettings(g.cfg_start, g.cfg_end, g.control_end, g.control_end, -1.0)
 
     def notes(self) -> list[str]:
-        """What is set but ignored, in words."""
+        """What is set but ignored, or does not fit together, in words."""
         g = self.guidance
+        advice = hint(self.steps, self.sampler, max(g.cfg_start, g.cfg_end))
+        notes = [advice] if advice else []
         if self.sampler != "restore_dpmpp_2m":
-            return []
-        notes = []
+            return notes
         if g.uses_restore:
             notes.append(
                 f"restore_dpmpp_2m ignores restore_cfg ({g.restore_cfg:g}), as the original does."
@@ -217,10 +219,11 @@ def _guider(run: SampleRun, k: int) -> SupirGuider:
         hint,
         center,
         *run.tile,
-        captions_per_tile=run.captions == "tile",
+        captions_per_tile=run.captions in ("tile", "image_tile"),
     )
     guider = SupirGuider(run.model, run.supir, inputs)
-    positive = rows_for_image(run.positive, k) if run.captions == "image" else run.positive
+    rows = {"image": 1, "image_tile": len(inputs.tiles())}.get(run.captions)
+    positive = run.positive if rows is None else pick_rows(run.positive, k * rows, rows)
     guider.set_conds(positive, run.negative)
     return guider
 

@@ -46,19 +46,17 @@ def join_prompt(caption: str, prompt: str) -> str:
 
 
 def choose_captions(count: int, images: int, tiles: int) -> str:
-    """Return how ``count`` captions are used: ``shared``, ``image`` or ``tile``.
+    """Return how ``count`` captions are used: ``shared``, ``image``, ``tile`` or ``image_tile``.
 
     Args: count: captions given, >= 1; images: pictures in the batch; tiles: tiles per picture.
-    Raises: SettingsError naming both counts when none fits.
+    Raises: SettingsError naming all counts when none fits.
     """
-    if count == 1:
-        return "shared"
-    if count == images:
-        return "image"
-    if count == tiles:
-        return "tile"
+    ways = {"shared": 1, "image": images, "tile": tiles, "image_tile": images * tiles}
+    for way, wanted in ways.items():
+        if count == wanted:
+            return way
     raise SettingsError(
         f"captions holds {count} captions, but there are {images} picture(s) and {tiles} tile(s) "
-        "per picture. Give one caption, one per picture, or one per tile (the Tiles node shows them "
-        "in reading order)."
+        "per picture. Give one caption, one per picture, one per tile (the Tiles node shows them "
+        "in reading order), or one per tile of every picture."
     )
