@@ -62,7 +62,7 @@ def encode_image(
         if hasattr(model, "quant_conv"):
             moments = model.quant_conv(moments)
         latent, _ = model.regularization(moments)
-        return latent.to(device=vae.output_device, dtype=vae.vae_output_dtype(), copy=True)
+        return latent.to(device=vae.output_device, dtype=_output_dtype(vae), copy=True)
 
     options, reason = _prepare(vae, "encoder", pixels, workspace_mb, attention)
     if reason is not None:
@@ -97,7 +97,7 @@ def decode_latent(
         if hasattr(model, "post_quant_conv"):
             z = model.post_quant_conv(z)
         image = striped.decode(model.decoder, z, options)
-        image = image.to(device=vae.output_device, dtype=vae.vae_output_dtype(), copy=True)
+        image = image.to(device=vae.output_device, dtype=_output_dtype(vae), copy=True)
         return vae.process_output(image)
 
     options, reason = _prepare(vae, "decoder", samples, workspace_mb, attention)
@@ -262,3 +262,9 @@ def _batch_tick(progress: Progress | None, index: int, count: int) -> Progress |
         progress(index * total + done, count * total)
 
     return tick
+
+
+def _output_dtype(vae: Any) -> torch.dtype:
+    """Return the dtype of what the host's VAE gives; hosts before 0.20 always give float32."""
+    ask = getattr(vae, "vae_output_dtype", None)
+    return torch.float32 if ask is None else ask()

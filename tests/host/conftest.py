@@ -57,7 +57,7 @@ class Workflow:
         return copy.deepcopy(self.prompt)
 
 
-@pytest.fixture()
+@pytest.fixture
 def workflow():
     flow = Workflow()
     flow.set("SUPIR_XPU_FirstStage", upscale_by=1.0)
@@ -66,7 +66,7 @@ def workflow():
     return flow
 
 
-@pytest.fixture()
+@pytest.fixture
 def make_picture(tmp_path):
     def make(width, height, mode="RGB", seed=0):
         channels = {"RGB": 3, "RGBA": 4, "L": 1}[mode]
@@ -79,7 +79,7 @@ def make_picture(tmp_path):
     return make
 
 
-@pytest.fixture()
+@pytest.fixture
 def saved(server):
     """Return the saved pictures of a history entry as PIL images."""
 

@@ -1,0 +1,228 @@
+"""The commands of ``run.py``: what each needs set up, and what it then runs inside ``.venv``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import fetch_host
+import setup_env
+
+ROOT = Path(__file__).resolve().parents[1]
+
+USAGE = """\
+usage: python run.py COMMAND [options]
+
+  demo                  restore the bundled photograph with the real ComfyUI; writes to output/
+  test [--fast] [...]   run the tests; --fast leaves out those that need ComfyUI or a browser;
+                        everything else goes to pytest, e.g. test tests/parity -k edm
+  bench [--full] [...]  run the benchmarks; --full: true-size random-weight models, about 10 GB
+                        of scratch disk and 18 GB of memory; --write: into docs/benchmarks.md
+  lint                  ruff and pyright
+
+  --comfyui PATH        with demo, test, bench: use the ComfyUI in PATH instead of fetching one
+
+The first call makes .venv/ and .cache/ in this folder (several GB); nothing else is touched.
+"""
+
+PYTEST = "import sys; sys.path.pop(0); import pytest; sys.exit(pytest.main())"
+"""``python -m pytest`` would put this folder on sys.path, where nodes/ hides ComfyUI's nodes.py."""
+
+CLEAN_UP_SECONDS = 30.0
+
+Call = Callable[[Sequence[str], dict[str, str]], int]
+"""``call(command, env)`` runs a command in the repository and returns its exit code."""
+
+
+@dataclass
+class Options:
+    """A command line, taken apart. ``rest`` is passed on as it is."""
+
+    command: str
+    comfyui: Path | None = None
+    fast: bool = False
+    rest: list[str] = field(default_factory=list)
+
+
+class UsageError(ValueError):
+    """The command line makes no sense; the message says why."""
+
+
+def parse(arguments: Sequence[str], folder: Path) -> Options:
+    """Take a command line apart; relative paths are read from ``folder``.
+
+    Raises: UsageError.
+    """
+    left = list(arguments)
+    comfyui: Path | None = None
+    rest: list[str] = []
+    fast = False
+    while left:
+        word = left.pop(0)
+        if word == "--comfyui" or word.startswith("--comfyui="):
+            value = word.partition("=")[2] or (left.pop(0) if left else "")
+            if not value:
+                raise UsageError("--comfyui needs a path: the folder with ComfyUI's main.py.")
+            comfyui = folder / Path(value).expanduser()
+        elif word == "--fast":
+            fast = True
+        else:
+            rest.append(word)
+    command = rest.pop(0) if rest else ""
+    if command not in COMMANDS:
+        raise UsageError(f"No such command: {command}" if command else "No command given.")
+    if fast and command != "test":
+        raise UsageError(f"--fast belongs to test, not to {command}.")
+    if comfyui is not None and (fast or command == "lint"):
+        raise UsageError("--comfyui has no use here: this runs without ComfyUI.")
+    if rest and command in ("demo", "lint"):
+        raise UsageError(f"{command} does not know {' '.join(rest)}.")
+    return Options(command, comfyui, fast, rest)
+
+
+class Session:
+    """One call of run.py."""
+
+    def __init__(self, environment: setup_env.Environment, call: Call) -> None:
+        self.environment = environment
+        self.root = environment.root
+        self._call = call
+
+    def prepare_small(self, profile: setup_env.Profile) -> None:
+        """Provide a profile that needs no ComfyUI, unless a larger one is there already."""
+        host = self.environment.cache / f"ComfyUI-{fetch_host.HOST_VERSION}"
+        larger = [setup_env.lint_profile(self.root)]
+        if (host / "requirements.txt").is_file():
+            larger.insert(0, setup_env.full_profile(self.root, host))
+        if not any(self.environment.holds(candidate) for candidate in (*larger, profile)):
+            with self._alone():
+                self._provide(profile)
+
+    def prepare_full(self, comfyui: Path | None) -> Path:
+        """Provide everything; return the folder of the ComfyUI to use."""
+        environment = self.environment
+        if comfyui is not None:
+            host = fetch_host.existing(comfyui)
+        else:
+            host = fetch_host.present(environment.cache)
+            if host is None:
+                with self._alone():
+                    host = fetch_host.fetch(environment.cache, self._download)
+        profile = setup_env.full_profile(self.root, host)
+        if not environment.holds(profile):
+            with self._alone():
+                self._provide(profile)
+        return host
+
+    def run(self, *arguments: str, env: dict[str, str] | None = None) -> int:
+        """Run the environment's Python in the repository; return its exit code."""
+        command = [str(self.environment.python), *arguments]
+        return self._call(command, {**os.environ} if env is None else env)
+
+    def _alone(self) -> contextlib.AbstractContextManager[None]:
+        return setup_env.only_one(self.environment.cache / "setup.lock")
+
+    def _provide(self, profile: setup_env.Profile) -> None:
+        if not self.environment.holds(profile):  # another run.py may just have done it
+            self.environment.make()
+            self.environment.install(profile)
+
+    def _download(self, requirement: str, sha256: str, folder: Path) -> None:
+        self.environment.make()
+        self.environment.download_source(requirement, sha256, folder)
+
+
+def child_env(options: Options, host: Path | None, cache: Path) -> dict[str, str]:
+    """This process's variables for tests and tools, with ``host`` as the ComfyUI to use."""
+    env = {**os.environ}
+    env.pop("COMFYUI_ROOT", None)
+    if host is not None:
+        env["COMFYUI_ROOT"] = str(host)
+    if options.comfyui is not None:  # leave no byte code in somebody else's folder
+        env["PYTHONPYCACHEPREFIX"] = str(cache / "pycache")
+    if env.get("SUPIR_GOLDEN_DIR"):  # tests run in the repository, the user may be elsewhere
+        env["SUPIR_GOLDEN_DIR"] = os.path.abspath(env["SUPIR_GOLDEN_DIR"])
+    return env
+
+
+def run_test(session: Session, options: Options) -> int:
+    if options.fast:
+        session.prepare_small(setup_env.fast_profile(session.root))
+        env = child_env(options, None, session.environment.cache)
+        return session.run("-c", PYTEST, "-m", "not host and not web", *options.rest, env=env)
+    host = session.prepare_full(options.comfyui)
+    env = child_env(options, host, session.environment.cache)
+    return session.run("-c", PYTEST, *options.rest, env=env)
+
+
+def run_lint(session: Session, options: Options) -> int:
+    session.prepare_small(setup_env.lint_profile(session.root))
+    env = {**os.environ, "PYRIGHT_PYTHON_CACHE_DIR": str(session.environment.cache / "pyright")}
+    codes = [
+        session.run("-m", *arguments, env=env)
+        for arguments in (
+            ("ruff", "check", "."),
+            ("ruff", "format", "--check", "."),
+            ("pyright", "--pythonpath", str(session.environment.python)),
+        )
+    ]
+    return 1 if any(codes) else 0
+
+
+def run_tool(session: Session, options: Options) -> int:
+    """``demo`` and ``bench``: the script of that name in tools/."""
+    host = session.prepare_full(options.comfyui)
+    script = str(session.root / "tools" / f"{options.command}.py")
+    env = child_env(options, host, session.environment.cache)
+    return session.run(script, *options.rest, env=env)
+
+
+COMMANDS: dict[str, Callable[[Session, Options], int]] = {
+    "demo": run_tool,
+    "test": run_test,
+    "bench": run_tool,
+    "lint": run_lint,
+}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one command; return the exit code (2: the command line, 1: the set-up failed)."""
+    for stream in (sys.stdout, sys.stderr):  # no console of the world may stop us with its encoding
+        with contextlib.suppress(AttributeError, ValueError):
+            stream.reconfigure(errors="replace", line_buffering=True)  # pyright: ignore[reportAttributeAccessIssue]
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(USAGE, end="")
+        return 0 if arguments else 2
+    try:
+        options = parse(arguments, Path.cwd())
+    except UsageError as error:
+        print(f"{error}\n\n{USAGE}", end="", file=sys.stderr)
+        return 2
+    environment = setup_env.Environment(ROOT)
+    started = time.monotonic()
+    try:
+        return COMMANDS[options.command](Session(environment, call_in_root), options)
+    except (setup_env.SetupError, fetch_host.HostError) as error:
+        print(f"{error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"Stopped after {time.monotonic() - started:.0f} s.", file=sys.stderr)
+        return 130
+
+
+def call_in_root(command: Sequence[str], env: dict[str, str]) -> int:
+    """Run a command in the repository. Ctrl-C reaches it too; it gets time to clean up."""
+    with subprocess.Popen(list(command), cwd=ROOT, env=env) as process:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(CLEAN_UP_SECONDS)
+            process.kill()
+            raise
