@@ -3,8 +3,10 @@
 DeviceError
 ├── DeviceMemoryError   memory ran out, or one allocation was larger than the device allows
 ├── DeviceFaultError    an operation failed and every known way around it was used up
+│   └── NonFiniteError  a stage produced NaN or infinity
 ├── DeviceLostError     the device's state is gone; nothing on it may be used again
-└── RiskBlockedError    the run was judged too risky and was not started
+├── RiskBlockedError    the run was judged too risky and was not started
+└── FactsError          a device description cannot be read
 """
 
 
@@ -26,3 +28,11 @@ class DeviceLostError(DeviceError, RuntimeError):
 
 class RiskBlockedError(DeviceError, RuntimeError):
     """The run was judged before it started and refused."""
+
+
+class FactsError(DeviceError, ValueError):
+    """A device description has a key that is unknown, missing or of the wrong kind."""
+
+
+class NonFiniteError(DeviceFaultError):
+    """A stage produced NaN or infinity."""
