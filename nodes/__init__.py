@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import logging
+
 from comfy_api.latest import ComfyExtension, io
 
+from ..supir.errors import SettingsError
+from ..xpu.device_profiles import ProfileError
 from . import host
+from .attention import Attention
 from .codec import Decode, Encode
 from .color_fix import ColorFix
 from .condition import Conditioning
 from .custom import Guider, Sampler, Sigmas
 from .demo import LoadDemo
 from .first_stage import FirstStage
+from .journal import open_journal
 from .load import LoadSUPIR
+from .machine import machine
 from .sample import Sample
 from .tiles import Tiles
 from .upscale import Upscale
+
+log = logging.getLogger(__name__)
 
 NODES: list[type[io.ComfyNode]] = [
     LoadSUPIR,
@@ -30,6 +39,7 @@ NODES: list[type[io.ComfyNode]] = [
     Encode,
     Decode,
     ColorFix,
+    Attention,
 ]
 """Every node of the pack, in the order of the add-node menu."""
 
@@ -39,6 +49,11 @@ class SupirXpuExtension(ComfyExtension):
 
     async def on_load(self) -> None:
         host.register_folders()
+        try:
+            if machine().facts.is_xpu:
+                open_journal()  # says at start-up what a crash interrupted
+        except (SettingsError, ProfileError) as e:
+            log.warning("SUPIR XPU: %s Every run will say so until it is corrected.", e)
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         return NODES

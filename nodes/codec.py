@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from comfy_api.latest import io, ui
+from comfy_api.latest import io
 
 from ..supir.prepare import plan_geometry
 from . import vae as codec
 from . import widgets
+from .execution import check_stage
+from .guarded_run import GuardedRun
 from .host import PhasedProgress
+from .judging import judge_vae
 from .picture import crop_image, make_latent, padded, read_image, read_latent
+from .planning import vae_networks
+from .sockets import check_vae
 from .types import CATEGORY
-
-
-def note_text(*lines: str | None) -> Any:
-    """Return the lines that say something as text shown on the node."""
-    return ui.PreviewText("\n".join(line for line in lines if line))
 
 
 class Encode(io.ComfyNode):
@@ -34,24 +34,34 @@ class Encode(io.ComfyNode):
                 io.Vae.Input("vae", tooltip="VAE that encodes."),
                 io.Image.Input("image", tooltip="Picture or batch, grey, RGB or RGBA, any size."),
                 widgets.workspace_mb(),
+                widgets.risk(),
             ],
             outputs=[io.Latent.Output("latent", display_name="LATENT")],
         )
 
     @classmethod
-    def execute(cls, vae: Any, image: Any, workspace_mb: int = 0) -> io.NodeOutput:
+    def execute(
+        cls, vae: Any, image: Any, workspace_mb: int = 0, risk: str = "auto"
+    ) -> io.NodeOutput:
+        check_vae(vae)
         picture = read_image(image)
         geometry = plan_geometry(*picture.size_px, 1.0)
-        samples, note = codec.encode_image(
-            vae,
-            padded(picture, geometry),
-            workspace_mb=workspace_mb,
-            progress=PhasedProgress(1).phase(0),
-        )
+        networks = vae_networks(vae, vae.spacial_compression_encode())
+        size = (geometry.width_px, geometry.height_px, picture.rgb.shape[0])
+        judged = judge_vae(*size, networks, risk, workspace_mb, only=("encode_control",))
+        with GuardedRun.start("Encode", judged) as guard, guard.phase("encode_control"):
+            samples, note = codec.encode_image(
+                vae,
+                padded(picture, geometry),
+                workspace_mb=workspace_mb,
+                progress=PhasedProgress(1).phase(0),
+                execution=guard.execution,
+            )
+            check_stage("Encode", samples)
         alpha = None if picture.alpha is None else picture.alpha.movedim(1, -1)  # BCHW -> BHWC
         latent = make_latent(samples, geometry, alpha)
         height, width = samples.shape[-2:]
-        return io.NodeOutput(latent, ui=note_text(f"latent {width}x{height}", note))
+        return io.NodeOutput(latent, ui=guard.ui(f"latent {width}x{height}", note or ""))
 
 
 class Decode(io.ComfyNode):
@@ -69,16 +79,31 @@ class Decode(io.ComfyNode):
                 io.Vae.Input("vae", tooltip="VAE that decodes."),
                 io.Latent.Input("latent", tooltip="Latent from Sample, Encode or any sampler."),
                 widgets.workspace_mb(),
+                widgets.risk(),
             ],
             outputs=[io.Image.Output("image", display_name="IMAGE")],
         )
 
     @classmethod
-    def execute(cls, vae: Any, latent: Any, workspace_mb: int = 0) -> io.NodeOutput:
+    def execute(
+        cls, vae: Any, latent: Any, workspace_mb: int = 0, risk: str = "auto"
+    ) -> io.NodeOutput:
+        check_vae(vae)
         samples = read_latent(latent, "latent")
-        decoded, note = codec.decode_latent(
-            vae, samples, workspace_mb=workspace_mb, progress=PhasedProgress(1).phase(0)
-        )
+        ratio = vae.spacial_compression_decode()
+        height, width = (side * ratio for side in samples.shape[-2:])
+        networks = vae_networks(vae, ratio)
+        size = (width, height, samples.shape[0])
+        judged = judge_vae(*size, networks, risk, workspace_mb, only=("decode",))
+        with GuardedRun.start("Decode", judged) as guard, guard.phase("decode"):
+            decoded, note = codec.decode_latent(
+                vae,
+                samples,
+                workspace_mb=workspace_mb,
+                progress=PhasedProgress(1).phase(0),
+                execution=guard.execution,
+            )
+            check_stage("Decode", decoded)
         image = crop_image(decoded, latent)
         height, width = image.shape[1:3]
-        return io.NodeOutput(image, ui=note_text(f"{width}x{height} px", note))
+        return io.NodeOutput(image, ui=guard.ui(f"{width}x{height} px", note or ""))

@@ -9,8 +9,8 @@ import torch
 from comfy_api.latest import io
 
 from ..supir.conditioning import SIZE_CONDITIONING, flatten_captions, join_prompt
-from ..supir.errors import ModelError
 from . import widgets
+from .sockets import check_clip
 from .types import CATEGORY
 
 CAPTIONS = "supir_xpu_captions"
@@ -97,11 +97,7 @@ class Conditioning(io.ComfyNode):
     def execute(
         cls, clip: list[Any], positive: list[str], negative: list[str], captions: Any = None
     ) -> io.NodeOutput:
-        if clip[0] is None:
-            raise ModelError(
-                "clip is empty: the checkpoint has no text encoders. Load them with DualCLIPLoader "
-                "(type sdxl) and connect that to clip."
-            )
+        check_clip(clip[0])
         texts = [join_prompt(one, positive[0]) for one in flatten_captions(captions or "")]
         conds = encode_many(clip[0], texts or [positive[0]])
         return io.NodeOutput(conds, encode(clip[0], negative[0]))

@@ -41,13 +41,20 @@ class ControlCropper:
             if hasattr(control, prepared):
                 setattr(copied, prepared, getattr(control, prepared))
         ratio = getattr(control, "compression_ratio", 8)
-        hint = control.cond_hint_original
+        if getattr(control, "vae", None) is not None:  # the hint is a picture the VAE then encodes
+            ratio *= control.vae.spacial_compression_encode()
+        algorithm = getattr(control, "upscale_algorithm", "nearest-exact")
         height, width = self._height * ratio, self._width * ratio
-        if tuple(hint.shape[-2:]) != (height, width):
-            algorithm = getattr(control, "upscale_algorithm", "nearest-exact")
-            hint = comfy.utils.common_upscale(hint, width, height, algorithm, "center")
         pixels = Window(*(side * ratio for side in window))
-        copied.cond_hint_original = pixels.crop(hint)
+
+        def cut(picture: Any) -> Any:
+            if tuple(picture.shape[-2:]) != (height, width):
+                picture = comfy.utils.common_upscale(picture, width, height, algorithm, "center")
+            return pixels.crop(picture)
+
+        copied.cond_hint_original = cut(control.cond_hint_original)
+        if getattr(control, "extra_concat_orig", None):  # masks of inpainting ControlNets
+            copied.extra_concat_orig = [cut(one) for one in control.extra_concat_orig]
         copied.cond_hint = None
         previous = control.previous_controlnet
         if previous is not None:

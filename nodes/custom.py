@@ -5,17 +5,36 @@ from __future__ import annotations
 from typing import Any
 
 import comfy.model_management as mm
+import torch
 from comfy_api.latest import io, ui
 
 from ..supir.errors import SettingsError
 from ..supir.guidance import GuidanceSettings
 from ..supir.sigmas import ddpm_sigmas, karras_sigmas
 from . import widgets
+from .execution import Execution
+from .guarded_run import GuardedRun
 from .guider import GuiderInputs, SupirGuider
 from .model_check import check_base
-from .sample import SampleRun, SampleSettings, prepare_run
+from .sample_request import SampleSettings
+from .sample_run import SampleRun, prepare_run
 from .sampler import make_sampler
 from .types import CATEGORY, SupirModel, SupirSocket
+
+
+class RecordedGuider(SupirGuider):
+    """A guider whose every sampling is recorded as a judged run."""
+
+    def __init__(self, run: SampleRun, inputs: GuiderInputs) -> None:
+        self._judged = run.judged
+        self._execution = Execution.for_run(run.judged.machine)
+        super().__init__(run.model, run.supir, inputs, self._execution)
+
+    def sample(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        guard = GuardedRun.start("Guider", self._judged, self._execution)
+        with guard, guard.phase("sample"):
+            self._on_first_call = guard.settle_after_load
+            return super().sample(*args, **kwargs)
 
 
 def make_guider(run: SampleRun) -> SupirGuider:
@@ -34,7 +53,7 @@ def make_guider(run: SampleRun) -> SupirGuider:
         *run.tile,
         captions_per_tile=run.captions == "tile",
     )
-    guider = SupirGuider(run.model, run.supir, inputs)
+    guider = RecordedGuider(run, inputs)
     guider.set_conds(run.positive, run.negative)
     return guider
 
@@ -66,6 +85,7 @@ class Guider(io.ComfyNode):
                 ),
                 *widgets.guidance(),
                 *widgets.tiles(),
+                widgets.risk(),
                 io.Latent.Input(
                     "center",
                     optional=True,
@@ -90,14 +110,17 @@ class Guider(io.ComfyNode):
         restore_cfg: float,
         tile_px: int,
         tile_overlap_px: int,
+        risk: str = "auto",
         center: Any = None,
     ) -> io.NodeOutput:
         guidance = GuidanceSettings(cfg_start, cfg_end, control_start, control_end, restore_cfg)
         settings = SampleSettings(
-            guidance=guidance, tile_px=tile_px, tile_overlap_px=tile_overlap_px
+            guidance=guidance, tile_px=tile_px, tile_overlap_px=tile_overlap_px, risk=risk
         )
         run = prepare_run(model, supir, positive, negative, control, center, settings)
-        return io.NodeOutput(make_guider(run), ui=ui.PreviewText("\n".join(run.notes)))
+        return io.NodeOutput(
+            make_guider(run), ui=ui.PreviewText("\n".join([*run.notes, run.judged.text]))
+        )
 
 
 class Sampler(io.ComfyNode):

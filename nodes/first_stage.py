@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from comfy_api.latest import io, ui
+from comfy_api.latest import io
 
 from ..supir.prepare import plan_geometry
 from . import vae as codec
 from . import widgets
+from .execution import check_stage
+from .guarded_run import GuardedRun
 from .host import PhasedProgress
+from .judging import judge_vae
 from .load import denoising_vae
 from .picture import crop_image, make_latent, padded, read_image, resize
+from .planning import vae_networks
+from .sockets import check_supir, check_vae
 from .types import CATEGORY, SupirModel, SupirSocket
 
 
@@ -22,32 +27,47 @@ class FirstStageResult:
         self.stage1, self.control, self.center, self.notes = stage1, control, center, notes
 
 
+class FirstStageInput:
+    """A checked request: the picture, its canvas, and the encoder that reads it.
+
+    Raises: ModelError, ShapeError, SettingsError, CheckpointError on unusable input.
+    """
+
+    def __init__(self, vae: Any, supir: SupirModel, image: Any, upscale_by: float) -> None:
+        check_vae(vae)
+        check_supir(supir)
+        self.vae, self.picture = vae, read_image(image)
+        self.geometry = plan_geometry(*self.picture.size_px, upscale_by)
+        self.encoder, self.note = denoising_vae(vae, supir)
+        self.images = self.picture.rgb.shape[0]
+
+
 def run_first_stage(
-    vae: Any, supir: SupirModel, image: Any, upscale_by: float, workspace_mb: int = 0
+    asked: FirstStageInput, guard: GuardedRun, workspace_mb: int = 0
 ) -> FirstStageResult:
     """Resize, pad, and pass a batch of pictures through the denoise encoder and the VAE.
 
     Returns: stage1 [B, H, W, 3 or 4] at the exact target size; control = mode of the denoise
         encoder; center = mode of the VAE's encoder on the padded stage1.
-    Raises: ShapeError, SettingsError, CheckpointError on unusable input, before a model moves.
     Source: SUPIR (Yu et al. 2024), stage 1; the mode where the original samples, so runs repeat.
     """
-    picture = read_image(image)
-    geometry = plan_geometry(*picture.size_px, upscale_by)
-    encoder, note = denoising_vae(vae, supir)
-    picture = resize(picture, geometry.width_px, geometry.height_px)
+    geometry, vae = asked.geometry, asked.vae
+    picture = resize(asked.picture, geometry.width_px, geometry.height_px)
     canvas = padded(picture, geometry)
-    notes = [note] if note else []
     bar = PhasedProgress(3)
-    control, encode_note = codec.encode_image(
-        encoder, canvas, workspace_mb=workspace_mb, progress=bar.phase(0)
-    )
-    decoded, decode_note = codec.decode_latent(
-        vae, control, workspace_mb=workspace_mb, progress=bar.phase(1)
-    )
-    rgb = decoded[..., :3]
-    center, _ = codec.encode_image(vae, rgb, workspace_mb=workspace_mb, progress=bar.phase(2))
-    notes += [n for n in (encode_note, decode_note) if n]
+    options: Any = {"workspace_mb": workspace_mb, "execution": guard.execution}
+    with guard.phase("encode_control"):
+        progress = bar.phase(0)
+        control, encoded = codec.encode_image(asked.encoder, canvas, progress=progress, **options)
+        check_stage("First Stage (denoise encoder)", control)
+    with guard.phase("decode_stage1"):
+        decoded, note = codec.decode_latent(vae, control, progress=bar.phase(1), **options)
+        check_stage("First Stage (VAE decode)", decoded)
+    with guard.phase("encode_center"):
+        rgb = decoded[..., :3]
+        center, _ = codec.encode_image(vae, rgb, progress=bar.phase(2), **options)
+        check_stage("First Stage (VAE encode)", center)
+    notes = [n for n in (asked.note, encoded, note) if n]
     alpha = None if picture.alpha is None else picture.alpha.movedim(1, -1)  # BCHW -> BHWC
     control_latent = make_latent(control, geometry, alpha)
     stage1 = crop_image(decoded, control_latent)
@@ -75,6 +95,7 @@ class FirstStage(io.ComfyNode):
                 ),
                 io.Image.Input("image", tooltip="Picture or batch to restore. Any size."),
                 widgets.upscale_by(),
+                widgets.risk(),
             ],
             outputs=[
                 io.Image.Output(
@@ -96,8 +117,14 @@ class FirstStage(io.ComfyNode):
         )
 
     @classmethod
-    def execute(cls, vae: Any, supir: SupirModel, image: Any, upscale_by: float) -> io.NodeOutput:
-        result = run_first_stage(vae, supir, image, upscale_by)
-        height, width = result.stage1.shape[1:3]
-        text = "\n".join([f"{width}x{height} px", *result.notes])
-        return io.NodeOutput(result.stage1, result.control, result.center, ui=ui.PreviewText(text))
+    def execute(
+        cls, vae: Any, supir: SupirModel, image: Any, upscale_by: float, risk: str = "auto"
+    ) -> io.NodeOutput:
+        asked = FirstStageInput(vae, supir, image, upscale_by)
+        size = asked.geometry
+        networks = vae_networks(vae, vae.spacial_compression_encode())
+        judged = judge_vae(size.width_px, size.height_px, asked.images, networks, risk)
+        with GuardedRun.start("First Stage", judged) as guard:
+            result = run_first_stage(asked, guard)
+        ui = guard.ui(f"{size.width_px}x{size.height_px} px", *result.notes)
+        return io.NodeOutput(result.stage1, result.control, result.center, ui=ui)

@@ -7,8 +7,11 @@ patches, hooks and cfg functions work.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
+from uuid import uuid5
 
 import comfy.samplers
 import torch
@@ -18,16 +21,20 @@ from ..supir.constants import WORK_KEY
 from ..supir.denoiser import quantise_sigma
 from ..supir.errors import SettingsError, ShapeError
 from ..supir.guidance import GuidanceSettings, StepCall, restore
-from ..supir.injection import InjectedState, make_wrapper
+from ..supir.injection import ATTENTION_OVERRIDE, InjectedState, make_wrapper
 from ..supir.tiling import Window, blend_weights, windows
 from . import host
 from .control_crop import ControlCropper
+from .execution import Execution, check_stage
 from .types import SupirModel
 
 CONTROL_AREA_FACTOR = 1.5
 """Memory of a UNet with control network and adapters, as a multiple of the UNet alone: the host's
 estimate is linear in the latent's area, and SUPIR costs 1.5 times an SDXL step (20.3 against 13.5
 TFLOP at a 128x128 latent, counted on meta tensors)."""
+
+POST_CFG = "sampler_post_cfg_function"
+"""The host's list of functions that change a cfg result, in ``model_options``."""
 
 
 @dataclass(frozen=True)
@@ -63,12 +70,20 @@ class GuiderInputs:
 class SupirGuider(comfy.samplers.CFGGuider):
     """A host guider that restores. Works with the pack's samplers and with every host sampler."""
 
-    def __init__(self, model: Any, supir: SupirModel, inputs: GuiderInputs) -> None:
+    def __init__(
+        self,
+        model: Any,
+        supir: SupirModel,
+        inputs: GuiderInputs,
+        execution: Execution | None = None,
+        on_first_call: Callable[[], None] | None = None,
+    ) -> None:
+        self._on_first_call = on_first_call
         self.inputs = inputs
         self._tiles = inputs.tiles()
         self._table = model.get_model_object("model_sampling").sigmas.cpu()
         self._cropper = ControlCropper(inputs.hint.shape[-2:])
-        super().__init__(_prepare_model(model, supir, inputs, self._tiles))
+        super().__init__(_prepare_model(model, supir, inputs, self._tiles, execution))
         self.set_cfg(inputs.settings.cfg_end)
 
     @property
@@ -97,6 +112,9 @@ class SupirGuider(comfy.samplers.CFGGuider):
         seed: int | None = None,
     ) -> torch.Tensor:
         """Return the guided denoised estimate of x, [B, 4, h, w], at noise level timestep[0]."""
+        if self._on_first_call is not None:  # the weights are loaded, nothing has run yet
+            self._on_first_call()
+            self._on_first_call = None
         options = {} if model_options is None else model_options
         settings, sigma_hat = self.inputs.settings, float(timestep.flatten()[0])
         call = step_call(sigma_hat, options)
@@ -105,6 +123,8 @@ class SupirGuider(comfy.samplers.CFGGuider):
         if self.takes_part:
             level = torch.full_like(timestep, quantise_sigma(sigma_hat, self._table))
         denoised = self._denoise(x, level, call, cfg_scale, options, seed)
+        if call.step == 0:
+            check_stage("Step 1 of sampling", denoised)
         center = self.inputs.center
         if center is None:
             return denoised
@@ -120,20 +140,37 @@ class SupirGuider(comfy.samplers.CFGGuider):
         options: dict[str, Any],
         seed: int | None,
     ) -> torch.Tensor:
-        """Return the cfg result of every tile, blended."""
+        """Return the cfg result of every tile, blended.
+
+        Post-cfg functions of the MODEL run on each tile, where they can call the network; those a
+        sampler added (the cfg_pp samplers) keep what they are given and get the blended whole.
+        """
         control_scale = self.inputs.settings.control_scale(call.sigma)
         if len(self._tiles) == 1:
             return self._tile(0, x, level, control_scale, cfg_scale, options, seed)
-        total = torch.zeros_like(x, dtype=torch.float32)
+        own = self.model_options.get(POST_CFG, [])
+        late = [fn for fn in options.get(POST_CFG, []) if fn not in own]
+        parts: dict[str, torch.Tensor] = {}
+        if late:
+            options = {**options, POST_CFG: [*own, partial(_keep_parts, parts)]}
+        totals: dict[str, torch.Tensor] = {}
         weights = torch.zeros(x.shape[-2:], dtype=torch.float32, device=x.device)
         for index, window in enumerate(self._tiles):
             host.check_cancel()
             tile = window.crop(x)
             denoised = self._tile(index, tile, level, control_scale, cfg_scale, options, seed)
             weight = blend_weights(*tile.shape[-2:], device=x.device)
-            window.crop(total).add_(denoised * weight)
+            for name, part in {**parts, "denoised": denoised}.items():
+                if name not in totals:
+                    totals[name] = torch.zeros_like(x, dtype=torch.float32)
+                window.crop(totals[name]).add_(part * weight)
             window.crop(weights).add_(weight)
-        return (total / weights).to(x.dtype)
+        args: dict[str, Any] = {k: (total / weights).to(x.dtype) for k, total in totals.items()}
+        args |= {"cond": self.conds.get("positive"), "uncond": self.conds.get("negative")}
+        args |= {"cond_scale": cfg_scale, "model": self.inner_model, "sigma": level}
+        for fn in late:
+            args["denoised"] = fn({**args, "model_options": options, "input": x})
+        return args["denoised"]
 
     def _tile(
         self,
@@ -175,6 +212,7 @@ class SupirGuider(comfy.samplers.CFGGuider):
         window, cropped = self._tiles[index], []
         for cond in conds:
             one = dict(cond)
+            one["uuid"] = uuid5(cond["uuid"], str(index))  # caches of other packs go by it
             if self.inputs.captions_per_tile and positive:
                 one["model_conds"] = {
                     k: _row(v, index, len(self._tiles)) for k, v in cond["model_conds"].items()
@@ -185,6 +223,12 @@ class SupirGuider(comfy.samplers.CFGGuider):
                 one["control"] = self._cropper.crop(cond["control"], index, window)
             cropped.append(one)
         return cropped
+
+
+def _keep_parts(parts: dict[str, torch.Tensor], args: dict[str, Any]) -> torch.Tensor:
+    """Note the two estimates behind a cfg result, as the last post-cfg function of a tile."""
+    parts.update({name: args[name] for name in ("cond_denoised", "uncond_denoised")})
+    return args["denoised"]
 
 
 def step_call(sigma_hat: float, model_options: dict[str, Any]) -> StepCall:
@@ -241,16 +285,28 @@ def _one_by_one(args: dict[str, Any]) -> list[torch.Tensor]:
     ]
 
 
-def _prepare_model(model: Any, supir: SupirModel, inputs: GuiderInputs, tiles: list[Window]) -> Any:
+def _prepare_model(
+    model: Any,
+    supir: SupirModel,
+    inputs: GuiderInputs,
+    tiles: list[Window],
+    execution: Execution | None,
+) -> Any:
     """Return a clone of the MODEL that runs SUPIR and tells the host what one tile needs."""
     clone = model.clone()
     for kind in (WrappersMP.DIFFUSION_MODEL, WrappersMP.PREPARE_SAMPLING):
         clone.remove_wrappers_with_key(kind, WORK_KEY)
     clone.remove_additional_models(WORK_KEY)
     uses_control = inputs.settings.uses_control
-    if uses_control:
-        wrapper = make_wrapper(supir.patcher.model)
+    run_layer = None
+    if execution is not None:
+        run_layer = execution.run_layer
+        options = clone.model_options["transformer_options"]
+        options[ATTENTION_OVERRIDE] = execution.override(options.get(ATTENTION_OVERRIDE))
+    if uses_control or run_layer is not None:
+        wrapper = make_wrapper(supir.patcher.model, run_layer)
         clone.add_wrapper_with_key(WrappersMP.DIFFUSION_MODEL, WORK_KEY, wrapper)
+    if uses_control:
         clone.set_additional_models(WORK_KEY, [supir.patcher])
     height = max(w.bottom - w.top for w in tiles)
     width = max(w.right - w.left for w in tiles)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
+import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +16,8 @@ import comfy.utils
 import folder_paths
 import latent_preview
 import torch
+
+log = logging.getLogger(__name__)
 
 SUPIR_FOLDER = "supir"
 """Model folder of the pack; users may map it in ``extra_model_paths.yaml``."""
@@ -91,3 +96,36 @@ class PhasedProgress:
                 self._bar.update_absolute(at)
 
         return report
+
+
+WAIT_SLICE_S = 0.25
+"""How often a wait looks whether the user cancelled."""
+
+
+def send_event(name: str, data: dict[str, Any]) -> None:
+    """Tell the client of the running prompt something; without a server, nothing happens."""
+    server = getattr(sys.modules.get("server"), "PromptServer", None)
+    instance = getattr(server, "instance", None)
+    if instance is not None:
+        instance.send_sync(name, data, instance.client_id)
+
+
+def wait(seconds: float, why: str) -> None:
+    """Wait, visibly and cancellably. Raises: ComfyUI's interruption."""
+    if seconds <= 0:
+        return
+    log.info("Waiting %.0f s: %s", seconds, why)
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        check_cancel()
+        send_event("supir_xpu.wait", {"why": why, "seconds_left": round(left, 1)})
+        time.sleep(min(WAIT_SLICE_S, left))
+    send_event("supir_xpu.wait", {"why": why, "seconds_left": 0})
+
+
+def is_loaded(patcher: Any) -> bool:
+    """Whether a model's weights are on the device now."""
+    return any(
+        loaded.model is not None and loaded.model.model is patcher.model
+        for loaded in mm.current_loaded_models
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+import struct
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -37,6 +38,12 @@ HOW_TO_GET = (
     "Put SUPIR-v0Q_fp16.safetensors or SUPIR-v0F_fp16.safetensors (Kijai/SUPIR_pruned on Hugging "
     "Face) into ComfyUI/models/supir, then press R to refresh"
 )
+
+DAMAGED_PICKLE = (
+    *(RuntimeError, EOFError, ValueError, LookupError, OSError),
+    *(TypeError, AttributeError, AssertionError, struct.error),
+)
+"""What reading a damaged pickle was seen to raise, besides UnpicklingError."""
 
 _kinds: dict[tuple[str, int, float], bool] = {}
 """Whether a file is SUPIR, by path, size and modification time."""
@@ -118,11 +125,16 @@ def plan_file(path: str) -> tuple[SupirFile, Mapping[str, torch.Tensor] | None]:
             f"supir_name: {name} is a pickle that asks for more than tensors ({str(e)[:200]}), so it "
             "could run code and was not loaded. Use the .safetensors version of the file."
         ) from e
-    except (RuntimeError, EOFError, ValueError, KeyError, OSError) as e:
+    except DAMAGED_PICKLE as e:
         raise CheckpointError(
-            f"supir_name: {name} could not be read as a checkpoint ({str(e)[:200]}). Download it "
-            "again, or use the .safetensors version."
+            f"supir_name: {name} could not be read as a checkpoint ({type(e).__name__}: "
+            f"{str(e)[:200]}). Download it again, or use the .safetensors version."
         ) from e
+    if not isinstance(loaded, Mapping):
+        raise CheckpointError(
+            f"supir_name: {name} holds a {type(loaded).__name__} instead of named tensors, so it is "
+            "no checkpoint. Download it again, or use the .safetensors version."
+        )
     tensors = {k: v for k, v in loaded.items() if isinstance(v, torch.Tensor)}
     return plan_supir_file({k: tuple(v.shape) for k, v in tensors.items()}, name), tensors
 

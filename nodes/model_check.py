@@ -8,6 +8,7 @@ from typing import Any
 from ..supir.constants import SIGMA_MAX
 from ..supir.errors import ModelError
 from ..supir.layout import SftDims, SupirDims
+from .sockets import check_model
 
 WANTED = (
     "Connect the MODEL of an SDXL base checkpoint (eps prediction), such as a photographic SDXL "
@@ -24,6 +25,7 @@ def check_base(model: Any) -> None:
 
     Raises: ModelError saying what the model is.
     """
+    check_model(model)
     base = model.model
     kind = type(base).__name__
     config = base.model_config.unet_config

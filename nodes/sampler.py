@@ -5,6 +5,7 @@ Noise comes from the CPU, so a seed means the same picture on every device.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from comfy.k_diffusion.sampling import BrownianTreeNoiseSampler
 
 from ..supir import sampling
 from ..supir.constants import WORK_KEY
+from ..supir.errors import SettingsError
 from ..supir.guidance import StepCall
 from ..supir.sigmas import ddpm_sigmas, karras_sigmas
 from . import host
@@ -41,7 +43,12 @@ def schedule(sampler: str, steps: int) -> torch.Tensor:
 
 
 def make_sampler(sampler: str, s_churn: float, s_noise: float, eta: float) -> Any:
-    """Return a host SAMPLER for one of our ids."""
+    """Return a host SAMPLER for one of our ids. Raises: SettingsError for NaN or infinity."""
+    for name, value in (("s_churn", s_churn), ("s_noise", s_noise), ("eta", eta)):
+        if not math.isfinite(value):
+            raise SettingsError(
+                f"{name} is {value}, so no step could be computed. Set {name} to a finite number."
+            )
     if sampler == "restore_edm":
         return comfy.samplers.KSAMPLER(sample_edm, {"s_churn": s_churn, "s_noise": s_noise})
     return comfy.samplers.KSAMPLER(sample_dpmpp_2m, {"eta": eta, "s_noise": s_noise})

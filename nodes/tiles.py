@@ -13,7 +13,7 @@ from ..supir.prepare import pad
 from ..supir.tiling import Window, windows
 from . import widgets
 from .picture import read_image, read_latent
-from .sample import latent_ratio, tile_cells
+from .sample_request import latent_ratio, tile_cells
 from .types import CATEGORY, Canvas
 
 
@@ -73,6 +73,7 @@ class Tiles(io.ComfyNode):
 
     @classmethod
     def execute(cls, image: Any, latent: Any, tile_px: int, tile_overlap_px: int) -> io.NodeOutput:
+        read_latent(latent, "latent")
         tile, overlap = tile_cells(tile_px, tile_overlap_px, latent)
         tiles = cut_tiles(image, latent, tile, overlap)
         ratio = latent_ratio(latent)

@@ -2,21 +2,49 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
-from comfy_api.latest import io, ui
+from comfy_api.latest import io
 
 from ..supir.guidance import GuidanceSettings
 from . import vae as codec
 from . import widgets
 from .color_fix import METHODS, fix_colors
 from .condition import encode
-from .first_stage import run_first_stage
-from .host import PhasedProgress
-from .picture import crop_image
-from .sample import SampleSettings, prepare_run, run_sample
+from .execution import check_stage
+from .first_stage import FirstStageInput, run_first_stage
+from .guarded_run import GuardedRun, Judged
+from .host import PhasedProgress, is_loaded
+from .judging import judge_run
+from .model_check import check_base, check_pair
+from .picture import crop_image, make_latent
+from .planning import layout_of_vae, sample_networks
+from .sample_request import SampleSettings, sampling_request, tile_cells
+from .sample_run import describe, prepare_run, run_sample
+from .sockets import check_clip, check_model
 from .types import CATEGORY, SupirModel, SupirSocket
+
+
+def judge_upscale(
+    model: Any, vae: Any, supir: SupirModel, asked: FirstStageInput, settings: SampleSettings
+) -> Judged:
+    """Judge the whole restoration before anything is loaded. Raises: RiskBlockedError."""
+    ratio = vae.spacial_compression_encode()
+    size = asked.geometry
+    shape = (asked.images, 4, size.padded_height_px // ratio, size.padded_width_px // ratio)
+    latent = make_latent(torch.empty(shape, device="meta"), size, None)
+    networks = replace(
+        sample_networks(model, supir, ratio),
+        vae=layout_of_vae(vae, ratio),
+        vae_dtype_bytes=vae.vae_dtype.itemsize,
+    )
+    tile = tile_cells(settings.tile_px, settings.tile_overlap_px, latent, networks)
+    request = sampling_request([], [], latent, settings, tile)
+    request = replace(request, stages=("first_stage", "sample", "decode"))
+    loads = not is_loaded(model)
+    return judge_run(request, networks, settings.risk, loads_model=loads)
 
 
 def restore_pictures(
@@ -24,24 +52,32 @@ def restore_pictures(
     clip: Any,
     vae: Any,
     supir: SupirModel,
-    image: Any,
-    upscale_by: float,
+    asked: FirstStageInput,
     prompts: tuple[str, str],
     settings: SampleSettings,
     color_fix: str,
+    guard: GuardedRun,
 ) -> tuple[torch.Tensor, list[str]]:
-    """Run First Stage, Conditioning, Sample, Decode and Color Fix on a batch.
+    """Run First Stage, Conditioning, Sample, Decode and Color Fix on a judged batch.
 
     Returns: restored pictures [B, H, W, 3 or 4] and notes for the user.
-    Raises: as those nodes do.
     """
-    stage = run_first_stage(vae, supir, image, upscale_by)
+    stage = run_first_stage(asked, guard)
     positive, negative = (encode(clip, text) for text in prompts)
-    run = prepare_run(model, supir, positive, negative, stage.control, stage.center, settings)
-    latent = {**stage.control, "samples": run_sample(run)}
-    decoded, note = codec.decode_latent(vae, latent["samples"], progress=PhasedProgress(1).phase(0))
+    latents = (stage.control, stage.center)
+    run = prepare_run(model, supir, positive, negative, *latents, settings, guard.judged)
+    with guard.phase("sample"):
+        latent = {**stage.control, "samples": run_sample(run, guard)}
+    with guard.phase("decode"):
+        decoded, note = codec.decode_latent(
+            vae,
+            latent["samples"],
+            progress=PhasedProgress(1).phase(0),
+            execution=guard.execution,
+        )
+        check_stage("Decode", decoded)
     restored = fix_colors(crop_image(decoded, latent), stage.stage1, color_fix)
-    return restored, [*stage.notes, *run.notes, *([note] if note else [])]
+    return restored, [describe(run), *stage.notes, *run.notes, *([note] if note else [])]
 
 
 class Upscale(io.ComfyNode):
@@ -75,6 +111,7 @@ class Upscale(io.ComfyNode):
                 *widgets.guidance(),
                 *widgets.noise(),
                 *widgets.tiles(),
+                widgets.risk(),
                 io.Combo.Input(
                     "color_fix",
                     options=list(METHODS),
@@ -110,6 +147,7 @@ class Upscale(io.ComfyNode):
         eta: float,
         tile_px: int,
         tile_overlap_px: int,
+        risk: str,
         color_fix: str,
         batch_seed: str = "increment",
     ) -> io.NodeOutput:
@@ -125,18 +163,26 @@ class Upscale(io.ComfyNode):
             tile_px,
             tile_overlap_px,
             batch_seed,
+            risk,
         )
-        restored, notes = restore_pictures(
-            model,
-            clip,
-            vae,
-            supir,
-            image,
-            upscale_by,
-            (positive, negative),
-            settings,
-            color_fix,
-        )
+        check_model(model)
+        check_clip(clip)
+        check_base(model)
+        asked = FirstStageInput(vae, supir, image, upscale_by)
+        check_pair(model, supir.dims, supir.name)
+        judged = judge_upscale(model, vae, supir, asked, settings)
+        with GuardedRun.start("Upscale", judged) as guard:
+            restored, notes = restore_pictures(
+                model,
+                clip,
+                vae,
+                supir,
+                asked,
+                (positive, negative),
+                settings,
+                color_fix,
+                guard,
+            )
         height, width = restored.shape[1:3]
-        text = "\n".join([f"{restored.shape[0]} picture(s) of {width}x{height} px", *notes])
-        return io.NodeOutput(restored, ui=ui.PreviewText(text))
+        head = f"{restored.shape[0]} picture(s) of {width}x{height} px"
+        return io.NodeOutput(restored, ui=guard.ui(head, *notes))

@@ -18,7 +18,10 @@ import comfy.sd
 import torch
 
 from ..supir import striped
+from ..supir.layer_run import casting
+from ..xpu.device import host_region
 from . import host
+from .execution import Execution
 
 MIN_WORKSPACE_BYTES = 256 * striped.MIB
 MAX_WORKSPACE_BYTES = 1024 * striped.MIB
@@ -26,6 +29,12 @@ RETRY_WORKSPACE_BYTES = 64 * striped.MIB
 
 Progress = Callable[[int, int], None]
 """``progress(done, total)`` in stripes over the whole batch."""
+
+Run = Callable[[striped.StripeOptions, torch.Tensor, torch.device], torch.Tensor]
+"""run(options, item, device): one item of a batch through the network, on a device."""
+
+STRIPE_LAUNCHES = 14
+"""Most launches of one stripe (counted on meta tensors)."""
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +45,7 @@ def encode_image(
     *,
     workspace_mb: int = 0,
     progress: Progress | None = None,
-    attention: striped.Attention | None = None,
+    execution: Execution | None = None,
 ) -> tuple[torch.Tensor, str | None]:
     """Encode pictures as ``vae.encode`` would, in bounded memory.
 
@@ -45,7 +54,7 @@ def encode_image(
         image_bhwc: [B, H, W, C], 0 to 1; cropped to the VAE's grid as the host does.
         workspace_mb: transient memory per stripe in MiB; 0 chooses 256 to 1024 by free memory.
         progress: called after every stripe; raising in it stops the run cleanly.
-        attention: replaces the mid-block attention, see striped.StripeOptions.
+        execution: of the run: its attention, its bound on what is in flight, its fault handling.
     Returns: latent [B, C, h, w], unscaled, on the VAE's output device; and a note or None.
     Raises: ShapeError for a picture too small for the VAE; the host's interruption.
     """
@@ -56,18 +65,20 @@ def encode_image(
     pixels = vae.vae_encode_crop_pixels(image_bhwc).movedim(-1, 1)  # BHWC -> BCHW
     model = vae.first_stage_model
 
-    def run(options: striped.StripeOptions, item: torch.Tensor) -> torch.Tensor:
-        x = vae.process_input(item).to(vae.vae_dtype).to(vae.device)
+    def run(
+        options: striped.StripeOptions, item: torch.Tensor, device: torch.device
+    ) -> torch.Tensor:
+        x = vae.process_input(item).to(vae.vae_dtype).to(device)
         moments = striped.encode(model.encoder, x, options)
         if hasattr(model, "quant_conv"):
             moments = model.quant_conv(moments)
         latent, _ = model.regularization(moments)
         return latent.to(device=vae.output_device, dtype=_output_dtype(vae), copy=True)
 
-    options, reason = _prepare(vae, "encoder", pixels, workspace_mb, attention)
+    options, reason = _prepare(vae, "encoder", pixels, workspace_mb, execution)
     if reason is not None:
         return vae.encode(image_bhwc), _host_note("encoded", reason)
-    return _by_item(vae, pixels, run, options, progress), None
+    return _by_item(vae, pixels, run, options, progress, execution), None
 
 
 def decode_latent(
@@ -76,7 +87,7 @@ def decode_latent(
     *,
     workspace_mb: int = 0,
     progress: Progress | None = None,
-    attention: striped.Attention | None = None,
+    execution: Execution | None = None,
 ) -> tuple[torch.Tensor, str | None]:
     """Decode latents as ``vae.decode`` would, in bounded memory.
 
@@ -92,18 +103,22 @@ def decode_latent(
         samples = samples[:, :, 0]
     model = vae.first_stage_model
 
-    def run(options: striped.StripeOptions, item: torch.Tensor) -> torch.Tensor:
-        z = item.to(device=vae.device, dtype=vae.vae_dtype)
+    def run(
+        options: striped.StripeOptions, item: torch.Tensor, device: torch.device
+    ) -> torch.Tensor:
+        z = item.to(device=device, dtype=vae.vae_dtype)
         if hasattr(model, "post_quant_conv"):
             z = model.post_quant_conv(z)
         image = striped.decode(model.decoder, z, options)
         image = image.to(device=vae.output_device, dtype=_output_dtype(vae), copy=True)
         return vae.process_output(image)
 
-    options, reason = _prepare(vae, "decoder", samples, workspace_mb, attention)
+    options, reason = _prepare(vae, "decoder", samples, workspace_mb, execution)
     if reason is not None:
         return vae.decode(samples), _host_note("decoded", reason)
-    return _by_item(vae, samples, run, options, progress).movedim(1, -1), None  # BCHW -> BHWC
+    return _by_item(vae, samples, run, options, progress, execution).movedim(
+        1, -1
+    ), None  # BCHW -> BHWC
 
 
 def choose_budgets(
@@ -180,7 +195,7 @@ def _prepare(
     part: str,
     x: torch.Tensor,
     workspace_mb: int,
-    attention: striped.Attention | None,
+    execution: Execution | None,
 ) -> tuple[striped.StripeOptions, str | None]:
     """Plan, load the VAE asking for our own memory figure, and set the budgets.
 
@@ -193,7 +208,7 @@ def _prepare(
     limits = striped.Limits(
         workspace_bytes=workspace_mb * striped.MIB,
         element_bytes=vae.vae_dtype.itemsize,
-        own_attention=attention is not None,
+        own_attention=execution is not None,
     )
     first = replace(limits, workspace_bytes=limits.workspace_bytes or MIN_WORKSPACE_BYTES)
     need = striped.plan_steps(steps, *size, first).live_peak_bytes
@@ -205,7 +220,7 @@ def _prepare(
     options = striped.StripeOptions(
         workspace_bytes=limits.workspace_bytes,
         borrow_weights=host.borrow_weights,
-        attention=attention,
+        attention=None if execution is None else execution.attention,
         check_cancel=host.check_cancel,
         store_budget_bytes=limits.store_budget_bytes,
     )
@@ -215,9 +230,10 @@ def _prepare(
 def _by_item(
     vae: Any,
     batch: torch.Tensor,
-    run: Callable[[striped.StripeOptions, torch.Tensor], torch.Tensor],
+    run: Run,
     options: striped.StripeOptions,
     progress: Progress | None,
+    execution: Execution | None,
 ) -> torch.Tensor:
     """Run a batch one by one: memory stays that of one, and nothing is gained by more."""
     count = batch.shape[0]
@@ -225,8 +241,12 @@ def _by_item(
     context = getattr(mm, "cuda_device_context", None)
     with nullcontext() if context is None else context(vae.device):
         for k in range(count):
-            ticked = replace(options, tick=_batch_tick(progress, k, count))
-            result = _run_or_retry(run, ticked, batch[k : k + 1])
+            ticked = replace(options, tick=_batch_tick(progress, k, count, execution))
+            item = batch[k : k + 1]
+            if execution is None:
+                result = _run_or_retry(vae, run, ticked, item)
+            else:
+                result = _run_guarded(vae, run, ticked, item, execution)
             if count == 1:
                 return result
             if results is None:
@@ -238,28 +258,60 @@ def _by_item(
 
 
 def _run_or_retry(
-    run: Callable[[striped.StripeOptions, torch.Tensor], torch.Tensor],
-    options: striped.StripeOptions,
-    item: torch.Tensor,
+    vae: Any, run: Run, options: striped.StripeOptions, item: torch.Tensor
 ) -> torch.Tensor:
     """Run one item; when the device is out of memory, once more with as little as possible."""
     try:
-        return run(options, item)
+        return run(options, item, vae.device)
     except torch.OutOfMemoryError:
         log.warning("The VAE ran out of device memory; stripes are kept in host memory instead.")
     # outside the except block: the exception keeps the failed run's tensors alive
     mm.soft_empty_cache()
-    small = min(options.workspace_bytes, RETRY_WORKSPACE_BYTES)
-    return run(replace(options, workspace_bytes=small, store_budget_bytes=0), item)
+    return run(_smaller(options, 1), item, vae.device)
 
 
-def _batch_tick(progress: Progress | None, index: int, count: int) -> Progress | None:
-    """Turn ticks of one item into progress over the batch."""
-    if progress is None:
+def _smaller(options: striped.StripeOptions, halvings: int) -> striped.StripeOptions:
+    """Return options that keep stripes in host memory and work in little."""
+    small = min(options.workspace_bytes, RETRY_WORKSPACE_BYTES) >> (halvings - 1)
+    return replace(options, workspace_bytes=small, store_budget_bytes=0)
+
+
+def _run_guarded(
+    vae: Any,
+    run: Run,
+    options: striped.StripeOptions,
+    item: torch.Tensor,
+    execution: Execution,
+) -> torch.Tensor:
+    """Run one item; on a known fault of the device, the way the fault table says."""
+
+    def on_cpu() -> torch.Tensor:
+        with host_region(), casting(vae.first_stage_model):
+            return run(replace(options, attention=None), item, torch.device("cpu"))
+
+    return execution.guard(
+        "VAE",
+        lambda: run(options, item, vae.device),
+        {
+            "smaller": lambda n: run(_smaller(options, n), item, vae.device),
+            "contiguous": lambda _: run(options, item.contiguous(), vae.device),
+            "cpu_block": lambda _: on_cpu(),
+        },
+    )
+
+
+def _batch_tick(
+    progress: Progress | None, index: int, count: int, execution: Execution | None
+) -> Progress | None:
+    """Turn ticks of one item into progress over the batch, and tell the execution of them."""
+    if progress is None and execution is None:
         return None
 
     def tick(done: int, total: int) -> None:
-        progress(index * total + done, count * total)
+        if execution is not None:
+            execution.governor.tick(STRIPE_LAUNCHES)
+        if progress is not None:
+            progress(index * total + done, count * total)
 
     return tick
 

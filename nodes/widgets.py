@@ -6,6 +6,7 @@ from typing import Any
 
 from comfy_api.latest import io
 
+from .guarded_run import RISK_MODES
 from .sampler import SAMPLERS, SEED_RANGE
 
 
@@ -199,5 +200,17 @@ def workspace_mb() -> Any:
         tooltip=(
             "Memory the VAE works in at a time, in MiB; the result is the same at any value. "
             "0 chooses from the free memory."
+        ),
+    )
+
+
+def risk() -> Any:
+    return io.Combo.Input(
+        "risk",
+        options=list(RISK_MODES),
+        default="auto",
+        tooltip=(
+            "What to do about a run this device may not survive. auto: plan tiles and waits so that "
+            "it is safe, block only if no plan is. block: refuse. warn: say so and run. off: run."
         ),
     )

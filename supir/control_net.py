@@ -16,9 +16,9 @@ from .host_blocks import (
     ResBlock,
     SpatialTransformer,
     TimestepEmbedSequential,
-    forward_timestep_embed,
     timestep_embedding,
 )
+from .layer_run import LayerRunner, RunLayer
 from .layout import HEAD_CHANNELS, ControlDims
 
 
@@ -109,6 +109,7 @@ class ControlNet(nn.Module):
         context: torch.Tensor,
         y: torch.Tensor,
         transformer_options: dict[str, Any],
+        run_layer: RunLayer | None = None,
     ) -> list[torch.Tensor]:
         """Return the control features: first convolution, every block, middle block.
 
@@ -118,17 +119,17 @@ class ControlNet(nn.Module):
             hint: [B, 4, h, w] latent of the degraded picture, scaled (times 0.13025 for SDXL).
             context: [B, tokens, context_dim]; y: [B, adm_in_channels].
             transformer_options: for these blocks alone; holds at most the attention callable.
+            run_layer: the run's execution of single layers, or None.
         """
         embedding = timestep_embedding(timesteps, self.dims.model_channels, repeat_only=False)
         emb = self.time_embed(embedding.to(x.dtype)) + self.label_emb(y)
+        runner = LayerRunner(emb, context, transformer_options, run_layer=run_layer)
         features: list[torch.Tensor] = []
         h = x
         for i, block in enumerate(self.input_blocks):
-            h = forward_timestep_embed(block, h, emb, context, transformer_options)
+            h = runner.run(block, h)
             if i == 0:
-                h = h + self.input_hint_block(hint, emb, context)
+                h = h + runner.run(self.input_hint_block, hint)
             features.append(h)
-        features.append(
-            forward_timestep_embed(self.middle_block, h, emb, context, transformer_options)
-        )
+        features.append(runner.run(self.middle_block, h))
         return features

@@ -1,15 +1,14 @@
-"""Run the host's SDXL UNet with SUPIR's adapters in place, as the innermost call of its wrappers.
+"""SUPIR inside the host's SDXL UNet, as the innermost call of its wrapper chain.
 
-The host's block loop is walked here so that the adapters sit where the original has them. Every
-patch the host honours is honoured in the same order; with no SUPIR state in the call the host's own
-forward runs.
+With no SUPIR state in the call the host's own forward runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,15 +16,11 @@ from torch import nn
 from .adapters import ZeroCrossAttn, ZeroSFT, build_adapters
 from .constants import WORK_KEY
 from .control_net import ControlNet
-from .errors import ModelError, ShapeError
-from .host_blocks import (
-    Upsample,
-    apply_control,
-    forward_timestep_embed,
-    optimized_attention,
-    timestep_embedding,
-)
+from .errors import ShapeError
+from .host_blocks import SpatialTransformer, optimized_attention
+from .layer_run import RunLayer, run_module
 from .layout import SupirDims
+from .unet_walk import PlainHooks, WalkHooks, walk_unet
 
 ATTENTION_OVERRIDE = "optimized_attention_override"
 """The host's slot for an attention callable in ``transformer_options``."""
@@ -57,27 +52,11 @@ class InjectedState:
     control_scale: float
 
 
-class WalkHooks(Protocol):
-    """The three places SUPIR changes in an SDXL UNet."""
-
-    def after_middle(self, h: torch.Tensor) -> torch.Tensor: ...
-
-    def merge(self, h: torch.Tensor, skip: torch.Tensor) -> torch.Tensor: ...
-
-    def before_upsample(self, h: torch.Tensor) -> torch.Tensor: ...
-
-
-class PlainHooks:
-    """What an unmodified SDXL UNet does at the three places."""
-
-    def after_middle(self, h: torch.Tensor) -> torch.Tensor:
-        return h
-
-    def merge(self, h: torch.Tensor, skip: torch.Tensor) -> torch.Tensor:
-        return torch.cat([h, skip], dim=1)
-
-    def before_upsample(self, h: torch.Tensor) -> torch.Tensor:
-        return h
+def _fit(feature: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return a control feature at an activation's size, which patches such as Deep Shrink change."""
+    if feature.shape[-2:] == like.shape[-2:]:
+        return feature
+    return nn.functional.interpolate(feature, size=like.shape[-2:], mode="bilinear")
 
 
 @dataclass
@@ -88,6 +67,7 @@ class AdapterHooks:
     features: list[torch.Tensor]
     control_scale: float
     transformer_options: dict[str, Any]
+    run_layer: RunLayer | None = None
     _adapters: Iterator[nn.Module] = field(init=False)
     _feature: torch.Tensor = field(init=False)
 
@@ -100,105 +80,40 @@ class AdapterHooks:
     ) -> torch.Tensor:
         return optimized_attention(q, k, v, heads, transformer_options=self.transformer_options)
 
-    def after_middle(self, h: torch.Tensor) -> torch.Tensor:
+    def _sft(
+        self, skip: torch.Tensor, control: torch.Tensor, decoder: torch.Tensor | None
+    ) -> torch.Tensor:
         adapter = next(self._adapters)
         assert isinstance(adapter, ZeroSFT)
-        return adapter(self.features.pop(), h, None, self.control_scale)
+        control = _fit(control, skip)
+
+        def call(skip: Any, control: Any, decoder: Any) -> torch.Tensor:
+            return adapter(control, skip, decoder, self.control_scale)
+
+        return run_module(adapter, call, skip, control, decoder, run_layer=self.run_layer)
+
+    def after_middle(self, h: torch.Tensor) -> torch.Tensor:
+        return self._sft(h, self.features.pop(), None)
 
     def merge(self, h: torch.Tensor, skip: torch.Tensor) -> torch.Tensor:
-        adapter = next(self._adapters)
-        assert isinstance(adapter, ZeroSFT)
         self._feature = self.features.pop()
-        return adapter(self._feature, skip, h, self.control_scale)
+        return self._sft(skip, self._feature, h)
 
     def before_upsample(self, h: torch.Tensor) -> torch.Tensor:
         adapter = next(self._adapters)
         assert isinstance(adapter, ZeroCrossAttn)
-        return adapter(self._feature, h, self.control_scale, self._attention)
+
+        def call(h: Any, control: Any) -> torch.Tensor:
+            return adapter(control, h, self.control_scale, self._attention)
+
+        return run_module(adapter, call, h, self._feature, run_layer=self.run_layer)
 
 
-def walk_unet(
-    unet: Any,
-    hooks: WalkHooks,
-    x: torch.Tensor,
-    timesteps: torch.Tensor,
-    context: torch.Tensor,
-    y: torch.Tensor | None,
-    control: dict[str, Any] | None,
-    transformer_options: dict[str, Any],
-    **kwargs: Any,
-) -> torch.Tensor:
-    """Run the host's UNet block by block; with ``PlainHooks`` equal to its forward bit for bit.
-
-    Args: as the host's ``UNetModel`` forward; x: [B, C, h, w] scaled by c_in.
-    Returns: [B, out_channels, h, w], the network's prediction.
-    """
-    options = transformer_options
-    options["original_shape"] = list(x.shape)
-    options["transformer_index"] = 0
-    patches: dict[str, list[Any]] = options.get("patches", {})
-    video = {
-        "time_context": kwargs.get("time_context"),
-        "num_video_frames": kwargs.get("num_video_frames", unet.default_num_video_frames),
-        "image_only_indicator": kwargs.get("image_only_indicator"),
-    }
-
-    def run(layers: Any, h: torch.Tensor, shape: Any = None) -> torch.Tensor:
-        return forward_timestep_embed(layers, h, emb, context, options, shape, **video)
-
-    embedding = timestep_embedding(timesteps, unet.model_channels, repeat_only=False)
-    emb = unet.time_embed(embedding.to(x.dtype))
-    for patch in patches.get("emb_patch", []):
-        emb = patch(emb, unet.model_channels, options)
-    if unet.num_classes is not None:
-        emb = emb + unet.label_emb(y)
-
-    skips: list[torch.Tensor] = []
-    h = x
-    for i, block in enumerate(unet.input_blocks):
-        options["block"] = ("input", i)
-        h = apply_control(run(block, h), control, "input")
-        for patch in patches.get("input_block_patch", []):
-            h = patch(h, options)
-        skips.append(h)
-        for patch in patches.get("input_block_patch_after_skip", []):
-            h = patch(h, options)
-
-    options["block"] = ("middle", 0)
-    h = apply_control(run(unet.middle_block, h), control, "middle")
-    for patch in patches.get("middle_block_after_patch", []):
-        call = {"h": h, "x": x, "emb": emb, "context": context, "y": y}
-        h = patch({**call, "timesteps": timesteps, "transformer_options": options})["h"]
-    h = hooks.after_middle(h)
-
-    for i, block in enumerate(unet.output_blocks):
-        options["block"] = ("output", i)
-        skip = apply_control(skips.pop(), control, "output")
-        for patch in patches.get("output_block_patch", []):
-            h, skip = patch(h, skip, options)
-        if skip is None:
-            raise ModelError(
-                "A patch on the MODEL merges the UNet's skip connections itself (as ComfyUI's own "
-                "SUPIR node does), which is what SUPIR's adapters do here. Connect the MODEL from "
-                "before that patch."
-            )
-        h = hooks.merge(h, skip)
-        shape = skips[-1].shape if skips else None
-        layers = list(block)
-        at = next((j for j, layer in enumerate(layers) if isinstance(layer, Upsample)), None)
-        if at is not None:
-            h = run(layers[:at], h, shape)
-            h = hooks.before_upsample(h)
-            layers = layers[at:]
-        h = run(layers, h, shape)
-    h = h.type(x.dtype)
-    return unet.id_predictor(h) if unet.predict_codebook_ids else unet.out(h)
-
-
-def make_wrapper(nets: SupirNets) -> Any:
+def make_wrapper(nets: SupirNets, run_layer: RunLayer | None = None) -> Any:
     """Return a ``DIFFUSION_MODEL`` wrapper that runs SUPIR when the call carries our state.
 
-    The wrapper never ends the chain: wrappers registered after it run around the walk.
+    The wrapper never ends the chain: wrappers registered after it run around the walk. With
+    ``run_layer`` every call is walked, so that the run's execution sees each layer.
     """
 
     def wrapper(
@@ -213,35 +128,49 @@ def make_wrapper(nets: SupirNets) -> Any:
     ) -> torch.Tensor:
         options = {} if transformer_options is None else transformer_options
         state = options.get(WORK_KEY, {}).get("state")
-        if not isinstance(state, InjectedState) or state.control_scale == 0.0:
+        active = isinstance(state, InjectedState) and state.control_scale != 0.0
+        if not active and run_layer is None:
             return executor(x, timesteps, context, y, control, options, **kwargs)
-
-        def walk(
-            x: torch.Tensor,
-            timesteps: torch.Tensor,
-            context: torch.Tensor,
-            y: torch.Tensor,
-            control: Any = None,
-            transformer_options: dict[str, Any] | None = None,
-            **kwargs: Any,
-        ) -> torch.Tensor:
-            inner = {} if transformer_options is None else transformer_options
-            own = (
-                {ATTENTION_OVERRIDE: inner[ATTENTION_OVERRIDE]}
-                if ATTENTION_OVERRIDE in inner
-                else {}
-            )
-            hint = match_batch(state.hint, x)
-            features = nets.control_model(x, timesteps, hint, context, y, own)
-            hooks = AdapterHooks(nets, features, state.control_scale, own)
-            return walk_unet(
-                executor.class_obj, hooks, x, timesteps, context, y, control, inner, **kwargs
-            )
-
+        walk = partial(_walk, nets, executor.class_obj, run_layer, state if active else None)
         following = type(executor)(walk, executor.class_obj, executor.wrappers, executor.idx + 1)
         return following.execute(x, timesteps, context, y, control, options, **kwargs)
 
     return wrapper
+
+
+def _walk(
+    nets: SupirNets,
+    unet: Any,
+    run_layer: RunLayer | None,
+    state: InjectedState | None,
+    x: torch.Tensor,
+    timesteps: torch.Tensor,
+    context: torch.Tensor,
+    y: torch.Tensor,
+    control: Any = None,
+    transformer_options: dict[str, Any] | None = None,
+    **kwargs: Any,
+) -> torch.Tensor:
+    """What the host's forward is replaced by: control network, then the UNet with the adapters."""
+    options = {} if transformer_options is None else transformer_options
+    hooks: WalkHooks = PlainHooks()
+    if state is not None:
+        own = {k: options[k] for k in (ATTENTION_OVERRIDE,) if k in options}
+        hint = match_batch(state.hint, x)
+        features = nets.control_model(x, timesteps, hint, context, y, own, run_layer)
+        hooks = AdapterHooks(nets, features, state.control_scale, own, run_layer)
+    return walk_unet(
+        unet,
+        hooks,
+        x,
+        timesteps,
+        context,
+        y,
+        control,
+        options,
+        run_layer=run_layer,
+        **kwargs,
+    )
 
 
 def match_batch(hint: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -257,3 +186,28 @@ def match_batch(hint: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         )
     hint = hint.to(device=x.device, dtype=x.dtype)
     return hint.repeat(x.shape[0] // hint.shape[0], 1, 1, 1)
+
+
+def replaced_attention(unet: Any, transformer_options: dict[str, Any]) -> int:
+    """Return how many attention calls of one UNet forward other packs' callbacks replace.
+
+    A ``patches_replace`` callback runs instead of the layer's attention, so the attention callable
+    of a run does not reach it: not its pieces, its limits, or its fault handling.
+
+    Args: unet: the host's UNet; transformer_options: as a MODEL carries or a call receives them.
+    """
+    replace: dict[str, dict[Any, Any]] = transformer_options.get("patches_replace", {})
+    blocks = [("input", i, b) for i, b in enumerate(unet.input_blocks)]
+    blocks += [("middle", 0, unet.middle_block)]
+    blocks += [("output", i, b) for i, b in enumerate(unet.output_blocks)]
+    count = 0
+    for name, number, block in blocks:
+        depths = [
+            len(layer.transformer_blocks)
+            for layer in block
+            if isinstance(layer, SpatialTransformer)
+        ]
+        for depth in (d for layers in depths for d in range(layers)):
+            keys = {(name, number), (name, number, depth)}
+            count += sum(1 for kind in ("attn1", "attn2") if keys & replace.get(kind, {}).keys())
+    return count

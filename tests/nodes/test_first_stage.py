@@ -72,7 +72,7 @@ def test_a_file_without_denoise_encoder_uses_the_vaes_and_says_so(demo):
     image = picture(1, 64, 64, 3)
     bare = replace(demo.supir, denoise_encoder=None)
     out = demo.first_stage(demo.vae, bare, image, 1.0)
-    assert "no denoise encoder" in out.ui.as_dict()["text"][0]
+    assert "no denoise encoder" in out.ui["text"][0]
     assert torch.equal(out.result[1]["samples"], demo.encode(demo.vae, image).result[0]["samples"])
 
 

@@ -93,7 +93,7 @@ def test_every_setting_changes_the_result(demo):
 
 def test_ignored_settings_are_named(demo):
     out = demo.run(sampler="restore_dpmpp_2m", steps=2, restore_cfg=4.0)
-    text = out.ui.as_dict()["text"][0]
+    text = out.ui["text"][0]
     assert "ignores restore_cfg (4)" in text
     assert "control_end (0.9)" in text
 
@@ -101,7 +101,7 @@ def test_ignored_settings_are_named(demo):
 def test_restore_uses_center_and_falls_back_to_control_with_a_note(demo):
     with_center = demo.run_latent(restore_cfg=0.5)
     out = demo.run(restore_cfg=0.5, center=None)
-    assert "center is not connected" in out.ui.as_dict()["text"][0]
+    assert "center is not connected" in out.ui["text"][0]
     as_control = demo.run_latent(restore_cfg=0.5, center=demo.control)
     assert torch.equal(out.result[0]["samples"], as_control)
     assert not torch.equal(with_center, as_control)

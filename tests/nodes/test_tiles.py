@@ -8,7 +8,7 @@ import torch
 pytestmark = pytest.mark.host
 
 
-@pytest.fixture()
+@pytest.fixture
 def wide(demo):
     """A picture of 200x90 px: canvas 256x128, latent 64x32 cells of 4 px."""
     image = torch.rand(1, 90, 200, 3, generator=torch.Generator().manual_seed(2))
@@ -50,7 +50,9 @@ def test_a_tile_larger_than_one_side_is_clamped_to_it(wide):
 def test_picture_and_latent_must_belong_together(demo, wide):
     from supir_xpu.supir.errors import ShapeError
 
-    with pytest.raises(ShapeError, match="image is 64x64 px, but latent belongs to a picture of 200x90"):
+    with pytest.raises(
+        ShapeError, match="image is 64x64 px, but latent belongs to a picture of 200x90"
+    ):
         tiles(demo.image, wide[1], 100, 40)
 
 

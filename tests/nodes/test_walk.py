@@ -20,7 +20,7 @@ def network_inputs(height, width, batch=2, seed=0):
 
 @pytest.mark.parametrize("size", [(16, 16), (13, 27), (8, 30), (9, 9)])
 def test_plain_walk_equals_the_host_forward_bit_for_bit(demo, size):
-    from supir_xpu.supir.injection import PlainHooks, walk_unet
+    from supir_xpu.supir.unet_walk import PlainHooks, walk_unet
 
     unet = demo.model.model.diffusion_model
     x, t, context, y = network_inputs(*size)
@@ -30,7 +30,7 @@ def test_plain_walk_equals_the_host_forward_bit_for_bit(demo, size):
 
 
 def test_plain_walk_honours_every_patch_and_controlnet_like_the_host(demo):
-    from supir_xpu.supir.injection import PlainHooks, walk_unet
+    from supir_xpu.supir.unet_walk import PlainHooks, walk_unet
 
     unet = demo.model.model.diffusion_model
     x, t, context, y = network_inputs(12, 20)

@@ -1,0 +1,73 @@
+"""The one place where a request is planned and judged: by the compute nodes, the guard, the panel."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..supir.plan import Networks, RunRequest, plan_run
+from ..xpu.auto_plan import Settings
+from ..xpu.risk import PlanNumbers
+from .guarded_run import Judged, judge_request
+from .machine import Machine, machine
+from .planning import attention_cost, plan_numbers, policy_of
+
+
+def judge_run(
+    request: RunRequest,
+    networks: Networks,
+    mode: str,
+    *,
+    loads_model: bool = False,
+    may_tile: bool = True,
+    only: tuple[str, ...] = (),
+    device: Machine | None = None,
+) -> Judged:
+    """Plan and judge a run; ``request.tile_px`` is resolved (0 chooses by free memory).
+
+    Args:
+        loads_model: weights will move to the device. may_tile: ``auto`` may choose other tiles.
+        only: names of the plan's phases that run; empty = all.
+    Raises: RiskBlockedError; SettingsError and ShapeError naming the input that cannot work.
+    """
+    device = device or machine()
+    facts = device.now()
+    cost = attention_cost(device.facts, networks.dtype_bytes)
+    vae_cost = attention_cost(device.facts, networks.vae_dtype_bytes)
+    asked = replace(request, stages=())
+    first = plan_run(asked, networks, facts, cost)
+
+    def planner(settings: Settings) -> PlanNumbers:
+        overlap = first.overlap_px if settings.tile_px == first.tile_px else settings.tile_px // 4
+        sized = replace(request, tile_px=settings.tile_px or -1, tile_overlap_px=overlap)
+        return plan_numbers(plan_run(sized, networks, facts, cost, vae_cost), sized, facts, only)
+
+    wanted = Settings(
+        tile_px=first.tile_px,
+        attention_policy=policy_of(facts),  # pyright: ignore[reportArgumentType]
+        workspace_mb=request.workspace_bytes >> 20,
+    )
+    may_tile = may_tile and "sample" in request.stages
+    return judge_request(
+        planner, wanted, mode, loads_model=loads_model, may_tile=may_tile, device=device
+    )
+
+
+def judge_vae(
+    width_px: int,
+    height_px: int,
+    images: int,
+    networks: Networks,
+    mode: str,
+    workspace_mb: int = 0,
+    only: tuple[str, ...] = ("encode_control", "decode_stage1", "encode_center"),
+) -> Judged:
+    """Judge a run of the VAE alone, on pictures of a size. Raises: RiskBlockedError."""
+    stage = "decode" if only == ("decode",) else "first_stage"
+    request = RunRequest(
+        width_px,
+        height_px,
+        images=images,
+        workspace_bytes=workspace_mb << 20,
+        stages=(stage,),
+    )
+    return judge_run(request, networks, mode, may_tile=False, only=only)
