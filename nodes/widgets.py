@@ -196,6 +196,7 @@ def workspace_mb() -> Any:
         min=0,
         max=16384,
         step=16,
+        optional=True,
         advanced=True,
         tooltip=(
             "Memory the VAE works in at a time, in MiB; the result is the same at any value. "
@@ -209,6 +210,7 @@ def risk() -> Any:
         "risk",
         options=list(RISK_MODES),
         default="auto",
+        optional=True,
         tooltip=(
             "What to do about a run this device may not survive. auto: plan tiles and waits so that "
             "it is safe, block only if no plan is. block: refuse. warn: say so and run. off: run."
