@@ -22,16 +22,12 @@ from ..supir.denoiser import quantise_sigma
 from ..supir.errors import SettingsError, ShapeError
 from ..supir.guidance import GuidanceSettings, StepCall, restore
 from ..supir.injection import ATTENTION_OVERRIDE, InjectedState, make_wrapper
+from ..supir.plan import dims_from_unet, tile_memory_bytes
 from ..supir.tiling import Window, blend_weights, windows
 from . import host
 from .control_crop import ControlCropper
 from .execution import Execution, check_stage
 from .types import SupirModel
-
-CONTROL_AREA_FACTOR = 1.5
-"""Memory of a UNet with control network and adapters, as a multiple of the UNet alone: the host's
-estimate is linear in the latent's area, and SUPIR costs 1.5 times an SDXL step (20.3 against 13.5
-TFLOP at a 128x128 latent, counted on meta tensors)."""
 
 POST_CFG = "sampler_post_cfg_function"
 """The host's list of functions that change a cfg result, in ``model_options``."""
@@ -79,6 +75,7 @@ class SupirGuider(comfy.samplers.CFGGuider):
         on_first_call: Callable[[], None] | None = None,
     ) -> None:
         self._on_first_call = on_first_call
+        self._execution = execution
         self.inputs = inputs
         self._tiles = inputs.tiles()
         self._table = model.get_model_object("model_sampling").sigmas.cpu()
@@ -124,7 +121,7 @@ class SupirGuider(comfy.samplers.CFGGuider):
             level = torch.full_like(timestep, quantise_sigma(sigma_hat, self._table))
         denoised = self._denoise(x, level, call, cfg_scale, options, seed)
         if call.step == 0:
-            check_stage("Step 1 of sampling", denoised)
+            check_stage("Step 1 of sampling", denoised, self._execution)
         center = self.inputs.center
         if center is None:
             return denoised
@@ -310,7 +307,7 @@ def _prepare_model(
         clone.set_additional_models(WORK_KEY, [supir.patcher])
     height = max(w.bottom - w.top for w in tiles)
     width = max(w.right - w.left for w in tiles)
-    rows = math.ceil(height * CONTROL_AREA_FACTOR) if uses_control else height
+    rows = math.ceil(height * _memory_factor(model, supir, inputs, height, width))
 
     def prepare(executor: Any, model: Any, noise_shape: Any, *args: Any, **kwargs: Any) -> Any:
         shape = [*noise_shape[:-2], rows, width]
@@ -318,3 +315,23 @@ def _prepare_model(
 
     clone.add_wrapper_with_key(WrappersMP.PREPARE_SAMPLING, WORK_KEY, prepare)
     return clone
+
+
+def _memory_factor(
+    model: Any, supir: SupirModel, inputs: GuiderInputs, height: int, width: int
+) -> float:
+    """Return how much more memory a tile batch needs than the host thinks its UNet does.
+
+    The host's estimate is linear in the latent's area and knows nothing of the control network, so
+    it is told a latent that is taller by this factor.
+    """
+    base = model.model
+    needed = tile_memory_bytes(
+        dims_from_unet(base.diffusion_model),
+        supir.dims if inputs.settings.uses_control else None,
+        height,
+        width,
+        dtype_bytes=base.get_dtype_inference().itemsize,
+    )
+    expected = base.memory_required([2, inputs.hint.shape[1], height, width])
+    return max(1.0, needed / max(1.0, float(expected)))

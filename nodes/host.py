@@ -98,6 +98,19 @@ class PhasedProgress:
         return report
 
 
+@contextmanager
+def naming_picture(index: int, count: int) -> Generator[None]:
+    """Name the picture of a batch in the message of whatever goes wrong with it."""
+    try:
+        yield
+    except mm.InterruptProcessingException:
+        raise
+    except Exception as e:  # every error is passed on as it is, with the picture named
+        if count > 1 and e.args and isinstance(e.args[0], str):
+            e.args = (f"Picture {index + 1} of {count}: {e.args[0]}", *e.args[1:])
+        raise
+
+
 WAIT_SLICE_S = 0.25
 """How often a wait looks whether the user cancelled."""
 

@@ -13,6 +13,7 @@ from ..supir.plan import (
     Plan,
     RunRequest,
     dims_from_unet,
+    plan_run,
 )
 from ..supir.striped import KLLayout, describe, recognise
 from ..xpu.attention import limits_from_facts
@@ -20,6 +21,9 @@ from ..xpu.chunking import plan_attention
 from ..xpu.device import DeviceFacts
 from ..xpu.risk import PhaseNumbers, PlanNumbers
 from .types import SupirModel
+
+plan_cached = lru_cache(maxsize=128)(plan_run)
+"""``plan_run`` that remembers: a graph is judged when it is queued and again when it runs."""
 
 
 def layout_of_ratio(ratio: int) -> KLLayout:
@@ -79,7 +83,8 @@ def attention_cost(facts: DeviceFacts, dtype_bytes: int) -> Attention | None:
 
     @lru_cache(maxsize=4096)
     def cost(batch: int, heads: int, n_query: int, n_key: int, dim_head: int) -> Any:
-        return plan_attention(batch, heads, n_query, n_key, dim_head, dtype_bytes, limits)
+        plan = plan_attention(batch, heads, n_query, n_key, dim_head, dtype_bytes, limits)
+        return plan if plan.policy == "math" else replace(plan, score_elements=0)
 
     return cost
 

@@ -83,7 +83,14 @@ def tile_cells(
         return 0, 0
     if tile_px == 0:
         networks = networks or Networks(vae=layout_of_ratio(ratio))
-        size = RunRequest(width * ratio, height * ratio, tile_overlap_px=overlap_px, stages=())
+        size = RunRequest(
+            width * ratio,
+            height * ratio,
+            tile_overlap_px=overlap_px,
+            stages=(),
+            latent_h=height,
+            latent_w=width,
+        )
         plan = plan_run(size, networks, machine().now())
         return plan.tile_px // ratio, plan.overlap_px // ratio
     tile, overlap = tile_px // ratio, overlap_px // ratio
@@ -116,6 +123,8 @@ def sampling_request(
     return RunRequest(
         width_px=canvas.width_px if known else width * ratio,
         height_px=canvas.height_px if known else height * ratio,
+        latent_h=height,
+        latent_w=width,
         images=batch,
         steps=settings.steps,
         sampler=settings.sampler,

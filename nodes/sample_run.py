@@ -136,17 +136,18 @@ def run_sample(run: SampleRun, guard: GuardedRun) -> torch.Tensor:
         guider = _guider(run, k, guard)
         mask, latent = _mask(run, k)
         noise = start_noise(tuple(samples[k : k + 1].shape), seed)
-        out = guider.sample(
-            noise,
-            latent,
-            sampler,
-            levels,
-            denoise_mask=mask,
-            callback=_on_step(progress.callback(k), guard, k * (len(levels) - 1)),
-            disable_pbar=True,
-            seed=seed,
-        )
-        check_stage(f"Sampling picture {k}", out)
+        with host.naming_picture(k, batch):
+            out = guider.sample(
+                noise,
+                latent,
+                sampler,
+                levels,
+                denoise_mask=mask,
+                callback=_on_step(progress.callback(k), guard, k * (len(levels) - 1)),
+                disable_pbar=True,
+                seed=seed,
+            )
+            check_stage("Sampling", out, guard.execution)
         done.append(out.to(mm.intermediate_device()))
         guard.settle_between_images(k, batch)
     return torch.cat(done)
