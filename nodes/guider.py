@@ -185,22 +185,30 @@ class SupirGuider(comfy.samplers.CFGGuider):
         state = InjectedState(window.crop(self.inputs.hint), control_scale)
         inner[WORK_KEY] = {**inner.get(WORK_KEY, {}), "state": state}
         options = {**options, "transformer_options": inner}
-        if not self.inputs.share_batch:
-            options.setdefault("sampler_calc_cond_batch_function", _one_by_one)
         conds = {
             name: self._crop_conds(self.conds.get(name), index, name == "positive")
             for name in ("positive", "negative")
         }
-        return comfy.samplers.sampling_function(
-            self.inner_model,
-            x,
-            level,
-            conds["negative"],
-            conds["positive"],
-            cfg_scale,
-            model_options=options,
-            seed=seed,
-        )
+
+        def run(together: bool) -> torch.Tensor:
+            own = dict(options)
+            if not together:
+                own.setdefault("sampler_calc_cond_batch_function", _one_by_one)
+            return comfy.samplers.sampling_function(
+                self.inner_model,
+                x,
+                level,
+                conds["negative"],
+                conds["positive"],
+                cfg_scale,
+                model_options=own,
+                seed=seed,
+            )
+
+        together = partial(run, self.inputs.share_batch)
+        if self._execution is None:
+            return together()
+        return self._execution.run_tile(together, partial(run, False))
 
     def _crop_conds(self, conds: Any, index: int, positive: bool) -> Any:
         """Return the conditionings as they are on one tile: captions, masks and ControlNet hints."""
