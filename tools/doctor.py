@@ -1,0 +1,132 @@
+"""``run.py doctor``: say whether this machine's Intel GPU can be trusted, in the Python that calls it.
+
+Sets nothing up and imports only the standard library until it runs. Close ComfyUI first: the checks
+need the device's memory and disturb a running job.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import json
+import sys
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PACK = "supir_xpu"
+
+FINE, RETREAT, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
+"""Exit codes: usable, or no XPU at all; not to be used; could not be asked; Ctrl-C."""
+
+
+def load(name: str) -> Any:
+    """Import a module of the pack, whatever the folder of this clone is called."""
+    if PACK not in sys.modules:
+        spec = importlib.util.spec_from_file_location(
+            PACK, ROOT / "__init__.py", submodule_search_locations=[str(ROOT)]
+        )
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[PACK] = module
+        spec.loader.exec_module(module)
+    return importlib.import_module(f"{PACK}.{name}")
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Take the command line apart."""
+    parser = argparse.ArgumentParser(
+        prog="run.py doctor",
+        description="Try this machine's Intel GPU in child processes and say whether it can be "
+        "trusted. Takes about a minute, longer where kernels are compiled at first use. "
+        "Close ComfyUI first.",
+    )
+    parser.add_argument("--report", type=Path, metavar="FILE", help="write a report for the maker "
+                        "of the driver, without names and paths; .zip adds the raw results")  # fmt: skip
+    parser.add_argument("--device", default="xpu:0", help="torch device (default %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="the simplest operations only")
+    parser.add_argument("--cache", type=Path, metavar="FOLDER", help="also keep the verdict here")
+    return parser.parse_args(list(arguments))
+
+
+def main(arguments: Sequence[str], run: Callable[..., Any] | None = None) -> int:
+    """Run the command; return its exit code.
+
+    Args:
+        run: takes the place of ``xpu.probe.preflight``, for tests.
+    """
+    for stream in (sys.stdout, sys.stderr):  # device names hold signs no old console has
+        with contextlib.suppress(AttributeError, ValueError):
+            stream.reconfigure(errors="replace", line_buffering=True)  # pyright: ignore[reportAttributeAccessIssue]
+    options = parse(arguments)
+    try:
+        probe = load("xpu.probe")
+    except (ImportError, OSError) as error:  # OSError: a library of torch does not load
+        print(
+            f"torch cannot be imported by {sys.executable} ({error}). Run this with ComfyUI's own Python."
+        )
+        return UNUSABLE
+    types, report = load("xpu.probe_types"), load("xpu.probe_report")
+    groups = types.QUICK_STAGES if options.quick else types.FULL_STAGES
+    request = types.ProbeRequest(device=options.device, groups=groups)
+    try:
+        found = (run or probe.preflight)(request, options.cache, refresh=True, progress=_Progress())
+    except KeyboardInterrupt:
+        print("Stopped.", file=sys.stderr)
+        return INTERRUPTED
+    except OSError as error:
+        print(f"The checks cannot be started: {error}", file=sys.stderr)
+        return UNUSABLE
+    verdict = found.verdict
+    missing = verdict.status == "absent" or verdict.criterion == "no-driver"
+    lines = [report.absent_line(verdict)] if missing else report.verdict_lines(verdict)
+    print("\n".join(lines))
+    if options.report is not None:
+        try:
+            write_report(options.report, found, report)
+        except OSError as error:
+            print(f"The report cannot be written: {error}", file=sys.stderr)
+            return UNUSABLE
+        print(f"Report: {options.report}")
+    return FINE if missing or verdict.status != "retreat" else RETREAT
+
+
+def write_report(path: Path, found: Any, report: Any) -> None:
+    """Write the report as text, or with the raw results as a zip. Raises: OSError."""
+    private = report.Private.here()
+    text = report.vendor_report(found.verdict, found.battery, private=private)
+    if path.suffix.lower() != ".zip":
+        path.write_text(text, encoding="utf-8")
+        return
+    raw = [asdict(check) for check in found.battery.checks]
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("report.txt", text)
+        lines = json.dumps(raw, indent=1, default=str, ensure_ascii=False)
+        archive.writestr("checks.json", report.scrub(lines, private))
+
+
+class _Progress:
+    """Tells each group of checks once, and whenever kernels are being compiled.
+
+    Says nothing about the first group: without an XPU nothing follows it, and one line is enough.
+    """
+
+    def __init__(self) -> None:
+        self._said = ""
+
+    def __call__(self, text: str) -> None:
+        group = text.partition(": ")[0]
+        if "compiling kernels" in text:
+            print(f"  {text}", file=sys.stderr)
+        elif self._said and group != self._said:
+            print(f"  trying {group}", file=sys.stderr)
+        self._said = group
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
