@@ -1,4 +1,4 @@
-"""One command for everything: ``python run.py demo | test | bench | lint`` (see ``--help``).
+"""One command for everything: ``python run.py demo | test | smoke | bench | lint`` (see ``--help``).
 
 Standard library only, on Windows, macOS and Linux. This file and tools/interpreters.py keep to
 syntax that old Pythons read, so that those get a sentence instead of a traceback.

@@ -72,6 +72,10 @@ class Tiles(io.ComfyNode):
         )
 
     @classmethod
+    def validate_inputs(cls, tile_px: Any = None) -> bool | str:
+        return widgets.check_tile_px(tile_px)
+
+    @classmethod
     def execute(cls, image: Any, latent: Any, tile_px: int, tile_overlap_px: int) -> io.NodeOutput:
         read_latent(latent, "latent")
         tile, overlap = tile_cells(tile_px, tile_overlap_px, latent)

@@ -124,6 +124,10 @@ class Upscale(io.ComfyNode):
         )
 
     @classmethod
+    def validate_inputs(cls, tile_px: Any = None) -> bool | str:
+        return widgets.check_tile_px(tile_px)
+
+    @classmethod
     def execute(
         cls,
         model: Any,
@@ -147,8 +151,8 @@ class Upscale(io.ComfyNode):
         eta: float,
         tile_px: int,
         tile_overlap_px: int,
-        risk: str,
         color_fix: str,
+        risk: str = "auto",
         batch_seed: str = "increment",
     ) -> io.NodeOutput:
         guidance = GuidanceSettings(cfg_start, cfg_end, control_start, control_end, restore_cfg)

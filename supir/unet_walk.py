@@ -68,7 +68,7 @@ def walk_unet(
         "num_video_frames": kwargs.get("num_video_frames", unet.default_num_video_frames),
         "image_only_indicator": kwargs.get("image_only_indicator"),
     }
-    emb = _embed(unet, x, timesteps, y, options)
+    emb = _embed(unet, x, timesteps, y, options, run_layer)
     runner = LayerRunner(emb, context, options, video, run_layer)
     h, skips = _encode(unet, runner, x, control)
     options["block"] = ("middle", 0)
@@ -86,13 +86,21 @@ def _patches(options: dict[str, Any], name: str) -> list[Any]:
 
 
 def _embed(
-    unet: Any, x: torch.Tensor, timesteps: torch.Tensor, y: Any, options: dict[str, Any]
+    unet: Any,
+    x: torch.Tensor,
+    timesteps: torch.Tensor,
+    y: Any,
+    options: dict[str, Any],
+    run_layer: RunLayer | None,
 ) -> torch.Tensor:
     embedding = timestep_embedding(timesteps, unet.model_channels, repeat_only=False)
-    emb = unet.time_embed(embedding.to(x.dtype))
+    embed = unet.time_embed
+    emb = run_module(embed, embed, embedding.to(x.dtype), run_layer=run_layer)
     for patch in _patches(options, "emb_patch"):
         emb = patch(emb, unet.model_channels, options)
-    return emb if unet.num_classes is None else emb + unet.label_emb(y)
+    if unet.num_classes is None:
+        return emb
+    return emb + run_module(unet.label_emb, unet.label_emb, y, run_layer=run_layer)
 
 
 def _encode(
@@ -131,6 +139,7 @@ def _decode(
                 "before that patch."
             )
         h = hooks.merge(h, skip)
+        del skip
         shape = skips[-1].shape if skips else None
         layers = list(block)
         at = next((j for j, layer in enumerate(layers) if isinstance(layer, Upsample)), None)

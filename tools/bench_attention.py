@@ -3,7 +3,7 @@
 
 ``run()`` returns one row per latent and policy with the launches, bytes and largest tensor of one
 SDXL + SUPIR sampling step (cond and uncond together, bfloat16), counted on meta tensors, and rows
-with processor seconds of single calls. No figure says anything about a GPU's speed.
+with processor seconds of single calls, and of what the execution adds to a block. No figure says anything about a GPU's speed.
 
     bench_attention.py [--comfy PATH] [--no-time] [--json]
 """
@@ -48,6 +48,7 @@ POLICIES = {
 }
 TIMED_TOKENS = (7056, 16384)
 TIMED_REPEATS = 5
+OVERHEAD_PAIRS = 60
 
 Call = tuple[int, ...]
 
@@ -137,6 +138,62 @@ def _time_tokens(tokens: int) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
+def overhead_rows(pairs: int = OVERHEAD_PAIRS) -> list[dict[str, Any]]:
+    """Processor time that a run's execution adds to every block of the demo's networks.
+
+    One call of UNet, control network and adapters at an 8 x 8 latent, with and without execution in
+    turns; the kernel of both is the host's, and nobody waits for a device.
+    """
+    from bench_walk import make_bench, network_inputs
+    from supir_xpu.nodes.execution import Execution
+    from supir_xpu.nodes.machine import Machine
+    from supir_xpu.xpu.device_profiles import load_profiles
+
+    bench = make_bench()
+    inputs = network_inputs((8, 8), 2)
+    state = bench.injection.InjectedState(inputs[0][:1], 0.9)
+    facts = DeviceFacts("xpu", family="battlemage", os="Windows", fused_sdpa="fused")
+    place = Machine(facts, load_profiles().pick(facts), simulated=True)
+    rows: list[dict[str, Any]] = []
+    for name, window in (("planned, no window", 0), ("planned, window of 64", 64)):
+        execution = Execution.for_run(place, window_launches=window)
+        assert execution is not None
+        calls = 0
+
+        def count(layer: str, run: Any, h: Any, execution: Any = execution) -> Any:
+            nonlocal calls
+            calls += 1
+            return execution.run_layer(layer, run, h)
+
+        def options(run_layer: Any, attention: Any) -> dict[str, Any]:
+            wrapper = bench.injection.make_wrapper(bench.nets, run_layer)
+            made: dict[str, Any] = {
+                "wrappers": {bench.wrapper_kind: {bench.work_key: [wrapper]}},
+                bench.work_key: {"state": state},
+            }
+            if attention is not None:
+                made[bench.injection.ATTENTION_OVERRIDE] = attention
+            return made
+
+        plain = options(None, None)
+        ours = options(execution.run_layer, execution.override())
+        with torch.inference_mode():
+            bench.unet(*inputs, transformer_options=options(count, execution.override()))
+            taken: dict[int, list[float]] = {0: [], 1: []}
+            for turn in range(2 * pairs):
+                started = time.process_time()
+                bench.unet(*inputs, transformer_options=dict((plain, ours)[turn % 2]))
+                taken[turn % 2].append(time.process_time() - started)
+        added = [b - a for a, b in zip(taken[0], taken[1], strict=True)]
+        rows.append({
+            "kind": "overhead", "policy": name, "blocks": calls,
+            "attention_calls": execution.attention_report.calls // (pairs + 1),
+            "plain_ms": round(statistics.median(taken[0]) * 1e3, 2),
+            "added_us_per_block": round(statistics.median(added) / calls * 1e6, 1),
+        })  # fmt: skip
+    return rows
+
+
 def run(comfy: str | None = None, time_calls: bool = True) -> list[dict[str, Any]]:
     """Return every row.
 
@@ -144,8 +201,11 @@ def run(comfy: str | None = None, time_calls: bool = True) -> list[dict[str, Any
         comfy: path of a ComfyUI checkout; None takes COMFYUI_ROOT, or what is importable.
         time_calls: also measure processor time (about a minute).
     """
-    load_comfy(comfy or os.environ.get("COMFYUI_ROOT"))
-    return step_rows(None) + (timed_rows() if time_calls else [])
+    comfy = comfy or os.environ.get("COMFYUI_ROOT")
+    if comfy is not None:
+        os.environ["COMFYUI_ROOT"] = comfy
+    load_comfy(comfy)
+    return step_rows(None) + (timed_rows() + overhead_rows() if time_calls else [])
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import fetch_host
 import setup_env
+from host_table import HOSTS, NEWEST, TESTED, HostSource, find_host
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -20,19 +21,31 @@ USAGE = """\
 usage: python run.py COMMAND [options]
 
   demo                  restore the bundled photograph with the real ComfyUI; writes to output/
-  test [--fast] [...]   run the tests; --fast leaves out those that need ComfyUI or a browser;
+  test [--fast] [...]   run the tests on the newest ComfyUI, then those that need one on the
+                        oldest; --fast leaves out those that need ComfyUI or a browser;
                         everything else goes to pytest, e.g. test tests/parity -k edm
+  smoke [VERSION ...]   start every ComfyUI version the pack is made for, run one small picture
   bench [--full] [...]  run the benchmarks; --full: true-size random-weight models, about 10 GB
                         of scratch disk and 18 GB of memory; --write: into docs/benchmarks.md
   lint                  ruff and pyright
 
   --comfyui PATH        with demo, test, bench: use the ComfyUI in PATH instead of fetching one
+  --host VERSION        with test: only on this version of ComfyUI, e.g. 0.16.3
 
 The first call makes .venv/ and .cache/ in this folder (several GB); nothing else is touched.
 """
 
 PYTEST = "import sys; sys.path.pop(0); import pytest; sys.exit(pytest.main())"
 """``python -m pytest`` would put this folder on sys.path, where nodes/ hides ComfyUI's nodes.py."""
+
+NOTHING_COLLECTED = 5
+"""pytest's exit code when no test was left to run."""
+
+THREADS_BY_US = "SUPIR_XPU_TEST_THREADS"
+"""Tells the tests that OMP_NUM_THREADS is run.py's choice, so that servers do without it."""
+
+FRONT_END = "COMFYUI_FRONT_END"
+"""Tells the tests which front end files a server has to be started with."""
 
 CLEAN_UP_SECONDS = 30.0
 
@@ -46,6 +59,7 @@ class Options:
 
     command: str
     comfyui: Path | None = None
+    host: HostSource | None = None
     fast: bool = False
     rest: list[str] = field(default_factory=list)
 
@@ -61,15 +75,20 @@ def parse(arguments: Sequence[str], folder: Path) -> Options:
     """
     left = list(arguments)
     comfyui: Path | None = None
+    host: HostSource | None = None
     rest: list[str] = []
     fast = False
     while left:
         word = left.pop(0)
-        if word == "--comfyui" or word.startswith("--comfyui="):
-            value = word.partition("=")[2] or (left.pop(0) if left else "")
+        name, _, value = word.partition("=")
+        if name in ("--comfyui", "--host") and not value:
+            value = left.pop(0) if left else ""
+        if name == "--comfyui":
             if not value:
                 raise UsageError("--comfyui needs a path: the folder with ComfyUI's main.py.")
             comfyui = folder / Path(value).expanduser()
+        elif name == "--host":
+            host = known_host(value)
         elif word == "--fast":
             fast = True
         else:
@@ -81,9 +100,25 @@ def parse(arguments: Sequence[str], folder: Path) -> Options:
         raise UsageError(f"--fast belongs to test, not to {command}.")
     if comfyui is not None and (fast or command == "lint"):
         raise UsageError("--comfyui has no use here: this runs without ComfyUI.")
+    if comfyui is not None and command == "smoke":
+        raise UsageError("--comfyui has no use here: smoke runs on pinned versions of ComfyUI.")
+    if host is not None and (fast or comfyui is not None or command != "test"):
+        raise UsageError("--host belongs to test, without --fast and --comfyui.")
+    if command == "smoke":
+        for word in rest:
+            known_host(word)
     if rest and command in ("demo", "lint"):
         raise UsageError(f"{command} does not know {' '.join(rest)}.")
-    return Options(command, comfyui, fast, rest)
+    return Options(command, comfyui, host, fast, rest)
+
+
+def known_host(version: str) -> HostSource:
+    """The table's entry of a version. Raises: UsageError."""
+    found = find_host(version)
+    if found is None:
+        known = ", ".join(host.version for host in HOSTS)
+        raise UsageError(f"ComfyUI {version!r} is not one of those that can be had: {known}.")
+    return found
 
 
 class Session:
@@ -96,7 +131,7 @@ class Session:
 
     def prepare_small(self, profile: setup_env.Profile) -> None:
         """Provide a profile that needs no ComfyUI, unless a larger one is there already."""
-        host = self.environment.cache / f"ComfyUI-{fetch_host.HOST_VERSION}"
+        host = self.environment.cache / NEWEST.folder_name
         larger = [setup_env.lint_profile(self.root)]
         if (host / "requirements.txt").is_file():
             larger.insert(0, setup_env.full_profile(self.root, host))
@@ -104,16 +139,25 @@ class Session:
             with self._alone():
                 self._provide(profile)
 
+    def prepare_host(self, source: HostSource) -> Path:
+        """Return the folder of a pinned ComfyUI, fetched if need be."""
+        host = fetch_host.present(self.environment.cache, source)
+        if host is None:
+            with self._alone():
+                host = fetch_host.fetch(self.environment.cache, self._download, source)
+        return host
+
+    def prepare_front_end(self, source: HostSource) -> Path | None:
+        """Return the front end files an older ComfyUI asks for; None: those in ``.venv`` are it."""
+        if source is NEWEST:
+            return None
+        with self._alone():
+            return self.environment.front_end(source.front_end)
+
     def prepare_full(self, comfyui: Path | None) -> Path:
         """Provide everything; return the folder of the ComfyUI to use."""
         environment = self.environment
-        if comfyui is not None:
-            host = fetch_host.existing(comfyui)
-        else:
-            host = fetch_host.present(environment.cache)
-            if host is None:
-                with self._alone():
-                    host = fetch_host.fetch(environment.cache, self._download)
+        host = self.prepare_host(NEWEST) if comfyui is None else fetch_host.existing(comfyui)
         profile = setup_env.full_profile(self.root, host)
         if not environment.holds(profile):
             with self._alone():
@@ -141,7 +185,8 @@ class Session:
 def child_env(options: Options, host: Path | None, cache: Path) -> dict[str, str]:
     """This process's variables for tests and tools, with ``host`` as the ComfyUI to use."""
     env = {**os.environ}
-    env.pop("COMFYUI_ROOT", None)
+    for name in ("COMFYUI_ROOT", FRONT_END, THREADS_BY_US):
+        env.pop(name, None)
     if host is not None:
         env["COMFYUI_ROOT"] = str(host)
     if options.comfyui is not None:  # leave no byte code in somebody else's folder
@@ -151,14 +196,65 @@ def child_env(options: Options, host: Path | None, cache: Path) -> dict[str, str
     return env
 
 
+def one_thread(env: dict[str, str]) -> dict[str, str]:
+    """One thread for the tests' own process: busy threads on shared cores wait for each other."""
+    if "OMP_NUM_THREADS" in env:
+        return env
+    return {**env, "OMP_NUM_THREADS": "1", THREADS_BY_US: "1"}
+
+
 def run_test(session: Session, options: Options) -> int:
+    """Run pytest: without ComfyUI, on the user's, or on the newest and then on the oldest."""
+    cache = session.environment.cache
     if options.fast:
         session.prepare_small(setup_env.fast_profile(session.root))
-        env = child_env(options, None, session.environment.cache)
+        env = one_thread(child_env(options, None, cache))
         return session.run("-c", PYTEST, "-m", "not host and not web", *options.rest, env=env)
-    host = session.prepare_full(options.comfyui)
-    env = child_env(options, host, session.environment.cache)
-    return session.run("-c", PYTEST, *options.rest, env=env)
+    newest = session.prepare_full(options.comfyui)
+    if options.comfyui is not None:
+        env = one_thread(child_env(options, newest, cache))
+        return session.run("-c", PYTEST, *options.rest, env=env)
+    results: list[tuple[HostSource, int, float]] = []
+    for source in (options.host,) if options.host else TESTED:
+        started = time.monotonic()
+        code = test_on(session, options, source)
+        results.append((source, code, time.monotonic() - started))
+    print("\nSummary")
+    for source, code, seconds in results:
+        print(f"  ComfyUI {source.version}: {outcome(code)} ({seconds:.0f} s)")
+    return combined([code for _, code, _ in results])
+
+
+def test_on(session: Session, options: Options, source: HostSource) -> int:
+    """Run the tests on one ComfyUI; on all but the newest only those that need ComfyUI."""
+    env = one_thread(child_env(options, session.prepare_host(source), session.environment.cache))
+    front_end = session.prepare_front_end(source)
+    if front_end is not None:
+        env[FRONT_END] = str(front_end)
+    only = [] if source is NEWEST else ["-m", "host"]
+    print(f"\nTests on ComfyUI {source.version}{', those that need it' if only else ''}")
+    return session.run("-c", PYTEST, *only, *options.rest, env=env)
+
+
+def outcome(code: int) -> str:
+    """pytest's exit code in words."""
+    words = {0: "passed", 1: "FAILED", NOTHING_COLLECTED: "no test selected"}
+    return words.get(code, f"ended with exit code {code}")
+
+
+def combined(codes: Sequence[int]) -> int:
+    """The first code that is not 0; "no test selected" counts only if it holds for all."""
+    ran = [code for code in codes if code != NOTHING_COLLECTED]
+    return next((code for code in ran if code), 0) if ran else NOTHING_COLLECTED
+
+
+def run_smoke(session: Session, options: Options) -> int:
+    """Run tools/smoke.py on every pinned ComfyUI, or on those named."""
+    session.prepare_full(None)
+    chosen = [source for source in HOSTS if not options.rest or source.version in options.rest]
+    places = [f"{source.version}={session.prepare_host(source)}" for source in chosen]
+    env = child_env(options, None, session.environment.cache)
+    return session.run(str(session.root / "tools" / "smoke.py"), *places, env=env)
 
 
 def run_lint(session: Session, options: Options) -> int:
@@ -186,6 +282,7 @@ def run_tool(session: Session, options: Options) -> int:
 COMMANDS: dict[str, Callable[[Session, Options], int]] = {
     "demo": run_tool,
     "test": run_test,
+    "smoke": run_smoke,
     "bench": run_tool,
     "lint": run_lint,
 }

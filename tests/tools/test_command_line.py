@@ -20,6 +20,7 @@ class FakeEnvironment:
         self.python = root / "python"
         self.held = set(held)
         self.installed: list[str] = []
+        self.front_ends: list[str] = []
 
     def holds(self, profile):
         return profile.name in self.held
@@ -30,6 +31,10 @@ class FakeEnvironment:
     def install(self, profile):
         self.installed.append(profile.name)
 
+    def front_end(self, version):
+        self.front_ends.append(version)
+        return self.cache / f"frontend-{version}"
+
 
 @pytest.fixture
 def repo(tmp_path):
@@ -38,37 +43,84 @@ def repo(tmp_path):
 
 
 @pytest.fixture
-def start(command_line, fetch_host, repo):
-    """Run a command on a fake environment; return (exit code, calls, environment)."""
-    host = repo / ".cache" / f"ComfyUI-{fetch_host.HOST_VERSION}"
+def start(command_line, fetch_host, tool, repo):
+    """Run a command on a fake environment; return (exit code, calls, environment).
+
+    ``code``: what every call returns, or one code for each of them.
+    """
+    hosts = tool("host_table").HOSTS
+    folders = {source.version: repo / ".cache" / source.folder_name for source in hosts}
 
     def start(*words, held=(), with_host=True, code=0):
-        if with_host:
+        for source in hosts if with_host else ():
+            host = folders[source.version]
             host.mkdir(parents=True, exist_ok=True)
             (host / "main.py").touch()
             (host / "requirements.txt").touch()
-            (host / fetch_host.STAMP_NAME).write_text(fetch_host.ARCHIVE_SHA256)
+            (host / fetch_host.STAMP_NAME).write_text(source.sha256)
         environment, calls = FakeEnvironment(repo, held), []
 
         def call(command, env):
             calls.append((command, env))
-            return code
+            return code if isinstance(code, int) else code[len(calls) - 1]
 
         options = command_line.parse(words, repo)
         session = command_line.Session(environment, call)
         return command_line.COMMANDS[options.command](session, options), calls, environment
 
-    start.host = host
+    start.host = folders["0.30.0"]
+    start.oldest = folders["0.16.3"]
     return start
 
 
-def test_test_passes_arguments_and_exit_code_on(start, command_line):
-    code, [(command, env)], environment = start("test", "tests/parity", "-k", "edm", code=5)
-    assert code == 5
-    assert command[1:3] == ["-c", command_line.PYTEST]
-    assert command[3:] == ["tests/parity", "-k", "edm"]
-    assert env["COMFYUI_ROOT"] == str(start.host)
+def test_test_runs_on_the_newest_host_and_what_needs_one_on_the_oldest(start, command_line):
+    code, [newest, oldest], environment = start("test", "tests/parity", "-k", "edm")
+    assert code == 0
+    assert newest[0][1:] == ["-c", command_line.PYTEST, "tests/parity", "-k", "edm"]
+    assert newest[1]["COMFYUI_ROOT"] == str(start.host)
+    assert "COMFYUI_FRONT_END" not in newest[1]
+    options = ["-m", "host", "tests/parity", "-k", "edm"]
+    assert oldest[0][1:] == ["-c", command_line.PYTEST, *options]
+    assert oldest[1]["COMFYUI_ROOT"] == str(start.oldest)
+    assert oldest[1]["COMFYUI_FRONT_END"].endswith("frontend-1.39.19")
+    assert environment.front_ends == ["1.39.19"]
     assert environment.installed == ["full"]
+
+
+@pytest.mark.parametrize(
+    ("codes", "wanted"),
+    [((0, 0), 0), ((1, 0), 1), ((0, 1), 1), ((2, 1), 2), ((0, 5), 0), ((5, 0), 0), ((5, 5), 5),
+     ((5, 1), 1), ((1, 5), 1), ((0, 3), 3)],
+)  # fmt: skip
+def test_either_host_can_fail_the_test(start, capsys, codes, wanted):
+    code, calls, _ = start("test", held=["full"], code=codes)
+    assert code == wanted
+    assert len(calls) == 2, "the second host runs whatever became of the first"
+    summary = capsys.readouterr().out.split("Summary")[1]
+    assert "ComfyUI 0.30.0: " in summary
+    assert "ComfyUI 0.16.3: " in summary
+    assert ("FAILED" in summary) == (1 in codes)
+
+
+@pytest.mark.parametrize(("version", "only"), [("0.30.0", []), ("0.16.3", ["-m", "host"])])
+def test_one_host_can_be_chosen(start, version, only):
+    code, [(words, env)], _ = start("test", "--host", version, "-x", held=["full"], code=5)
+    assert code == 5
+    assert words[3:] == [*only, "-x"]
+    assert env["COMFYUI_ROOT"].endswith(f"ComfyUI-{version}")
+
+
+def test_smoke_runs_on_every_host_or_those_named(start, tool):
+    code, [(words, env)], _ = start("smoke", held=["full"], code=1)
+    assert code == 1
+    assert words[1].endswith("smoke.py")
+    assert [word.partition("=")[0] for word in words[2:]] == [
+        host.version for host in tool("host_table").HOSTS
+    ]
+    assert words[2] == f"0.16.3={start.oldest}"
+    assert "COMFYUI_ROOT" not in env
+    _, [(words, _)], _ = start("smoke", "0.30.0", held=["full"])
+    assert words[2:] == [f"0.30.0={start.host}"]
 
 
 def test_fast_needs_no_host(start, monkeypatch):
@@ -88,14 +140,23 @@ def test_fast_uses_what_is_there(start, held):
 def test_variables_pass_through(start, monkeypatch, tmp_path):
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.setenv("SUPIR_GOLDEN_DIR", "gold")
-    _, [(_, env)], _ = start("test", held=["full"])
+    _, [(_, env), _], _ = start("test", held=["full"])
+    assert "SUPIR_XPU_TEST_THREADS" not in env
     assert env["OMP_NUM_THREADS"] == "7"
     assert env["SUPIR_GOLDEN_DIR"] == os.path.abspath("gold")
 
 
-def test_omp_threads_are_not_invented(start, monkeypatch):
+@pytest.mark.parametrize("words", [("test", "--host", "0.30.0"), ("test", "--fast")])
+def test_tests_run_on_one_thread_and_say_whose_choice_that_is(start, monkeypatch, words):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    _, [(_, env)], _ = start("test", held=["full"])
+    _, [(_, env)], _ = start(*words, held=["full"])
+    assert (env["OMP_NUM_THREADS"], env["SUPIR_XPU_TEST_THREADS"]) == ("1", "1")
+
+
+@pytest.mark.parametrize("command", ["demo", "bench"])
+def test_tools_choose_no_threads(start, monkeypatch, command):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    _, [(_, env)], _ = start(command, held=["full"])
     assert "OMP_NUM_THREADS" not in env
 
 
@@ -145,6 +206,13 @@ def test_lint_runs_all_three_and_tells_the_truth(start, code):
         (("test", "--comfyui"), "path"),
         (("test", "--fast", "--comfyui", "x"), "without ComfyUI"),
         (("lint", "--comfyui=x"), "without ComfyUI"),
+        (("test", "--host"), "''"),
+        (("test", "--host", "0.16.4"), r"'0\.16\.4'.*0\.16\.3, 0\.18\.0"),
+        (("test", "--host=0.16.3", "--fast"), "--host"),
+        (("test", "--host=0.16.3", "--comfyui=x"), "--host"),
+        (("demo", "--host=0.16.3"), "--host"),
+        (("smoke", "latest"), "'latest'"),
+        (("smoke", "--comfyui=x"), "pinned"),
     ],
 )
 def test_senseless_command_lines_say_why(command_line, tmp_path, words, why):

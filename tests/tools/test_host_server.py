@@ -217,3 +217,17 @@ def test_folder_without_main_is_refused(tool, stand_in, tmp_path):
 def test_free_port_can_be_bound(host_server):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", host_server.free_port()))
+
+
+def test_variables_are_added_to_the_childs_environment_or_taken_out(
+    host_server, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("SUPIR_TEST_GONE", "1")
+    monkeypatch.setenv("SUPIR_TEST_KEPT", "2")
+    main = tmp_path / "main.py"
+    main.write_text("import os\nprint(sorted(k for k in os.environ if 'SUPIR_TEST' in k))\n")
+    (tmp_path / "pack").mkdir()
+    env = {"SUPIR_TEST_GONE": None, "SUPIR_TEST_NEW": "3"}
+    with pytest.raises(host_server.ServerError, match="ended with exit code 0") as caught:
+        host_server.start_server(tmp_path, tmp_path / "pack", tmp_path / "base", env=env)
+    assert "['SUPIR_TEST_KEPT', 'SUPIR_TEST_NEW']" in str(caught.value)

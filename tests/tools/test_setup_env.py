@@ -248,3 +248,44 @@ def test_only_one_set_up_at_a_time(setup_env, tmp_path, monkeypatch):
     assert len(said) == 1
     with setup_env.only_one(lock, said.append):
         assert len(said) == 1
+
+
+def front_end_pip(die=None):
+    """A pip that puts a front end package where ``--target`` says."""
+
+    def run(command, env):
+        run.commands.append(list(command))
+        target = Path(command[command.index("--target") + 1])
+        static = target / "comfyui_frontend_package" / "static"
+        static.mkdir(parents=True)
+        if run.die:
+            raise run.die
+        (static / "index.html").touch()
+        return 0, True
+
+    run.commands, run.die = [], die
+    return run
+
+
+def test_an_old_front_end_is_installed_once_beside_the_environment(setup_env, tmp_path):
+    run = front_end_pip()
+    environment = setup_env.Environment(tmp_path, run, lambda _: None)
+    static = environment.front_end("1.39.19")
+    assert (static / "index.html").is_file()
+    assert static.relative_to(tmp_path).parts[:2] == (".cache", "frontend-1.39.19")
+    assert environment.front_end("1.39.19") == static
+    ((*_, no_deps, _, _, requirement),) = run.commands
+    assert (no_deps, requirement) == ("--no-deps", "comfyui-frontend-package==1.39.19")
+
+
+def test_an_interrupted_front_end_is_installed_again_and_leaves_the_environment_alone(
+    setup_env, tmp_path
+):
+    run = front_end_pip(KeyboardInterrupt)
+    environment = setup_env.Environment(tmp_path, run, lambda _: None)
+    with pytest.raises(KeyboardInterrupt):
+        environment.front_end("1.39.19")
+    assert not (environment.folder / setup_env.MARKER_NAME).exists()
+    run.die = None
+    assert (environment.front_end("1.39.19") / "index.html").is_file()
+    assert len(run.commands) == 2
