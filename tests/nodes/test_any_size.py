@@ -122,18 +122,18 @@ def test_memory_asked_for_12288_px_is_that_of_one_tile(demo, monkeypatch):
 
     asked = []
 
-    class Planned(Exception):
+    class PlannedError(Exception):
         pass
 
     def spy(models, memory_required=0, **kwargs):
         asked.append(memory_required)
-        raise Planned
+        raise PlannedError
 
     monkeypatch.setattr(mm, "load_models_gpu", spy)
     side = 12288 // CELL_PX
     for cells in (side, 1024 // CELL_PX):
         control = {"samples": torch.zeros(1, 4, cells, cells)}
-        with pytest.raises(Planned):
+        with pytest.raises(PlannedError):
             demo.run(control=control, center=None, steps=1, tile_px=1024, tile_overlap_px=256)
     assert asked[0] == asked[1] > 0
 
