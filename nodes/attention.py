@@ -4,11 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
+from comfy.patcher_extension import WrappersMP
 from comfy_api.latest import io, ui
 
+from ..supir.constants import WORK_KEY
 from ..supir.injection import ATTENTION_OVERRIDE
 from .execution import Execution
 from .types import CATEGORY
+
+RUN_KEY = f"{WORK_KEY}_attention"
+"""Our key for the wrapper around a sampling of the MODEL."""
+
+
+def _one_run(execution: Execution) -> Any:
+    """Return a wrapper that gives every sampling its own fault budget, watch and final wait."""
+
+    def wrapper(executor: Any, *args: Any, **kwargs: Any) -> Any:
+        execution.budget.reset()
+        with execution.phase("sampling with planned attention", "Attention"):
+            return executor(*args, **kwargs)
+
+    return wrapper
 
 
 class Attention(io.ComfyNode):
@@ -39,6 +55,8 @@ class Attention(io.ComfyNode):
         clone = model.clone()
         options = clone.model_options["transformer_options"]
         options[ATTENTION_OVERRIDE] = execution.override(options.get(ATTENTION_OVERRIDE))
+        clone.remove_wrappers_with_key(WrappersMP.OUTER_SAMPLE, RUN_KEY)
+        clone.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, RUN_KEY, _one_run(execution))
         facts = execution.facts
         text = f"Planned attention for {facts.name or facts.family} ({facts.fused_sdpa} kernel)"
         return io.NodeOutput(clone, ui=ui.PreviewText(text))

@@ -5,7 +5,9 @@ On anything but an Intel GPU this is inert: no callable is attached and no block
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -16,19 +18,41 @@ from ..supir.layer_run import LayerRun
 from ..xpu.attention import AttentionReport, PlannedAttention
 from ..xpu.chunking import AttentionLimits, Policy
 from ..xpu.device import EventLike, host_region, make_event, release_cached_memory
-from ..xpu.faults import FaultBudget, check_finite, refuse_if_lost, run_guarded
-from ..xpu.governor import WINDOW_LAUNCHES, DutyCycle, Governor
+from ..xpu.faults import (
+    CATCHABLE,
+    FaultBudget,
+    check_finite,
+    raise_known,
+    refuse_if_lost,
+    run_guarded,
+)
+from ..xpu.governor import FIRST_STALL_S, WINDOW_LAUNCHES, DutyCycle, Governor, StallWatch
 from . import host
 from .machine import Machine, machine
 
-AROUND_ATTENTION = 12
-"""Launches around one attention call in a transformer block (norm, projections, feed-forward half,
-residual): at most 12, counted on meta tensors."""
+AROUND_ATTENTION = 30
+"""Most launches between two attention calls of a transformer (projection, feed-forward, norms,
+queries, keys, values), every weight cast before its use; counted."""
 
-LAYER_LAUNCHES = 14
-"""Launches of a residual, up- or downsampling layer or the output head: at most 14, counted."""
+CHAINED_TO = "supir_xpu_chained_to"
+"""Attribute of our attention callables: the callable they were chained to, or None."""
+
+LAYER_LAUNCHES = 30
+"""Most launches of a layer without attention, or after the last attention of one; counted as above."""
+
+AROUND_NETWORK = 48
+"""Most launches of a sampler's step, a guider or the host before, between or after networks; counted."""
+
+GOVERNED_STALL_S = 120.0
+"""No progress for this long is reported while the governor bounds what is in flight: far more than
+a window of launches takes, and than compiling the kernels of one layer."""
+
+FREE_STALL_S = FIRST_STALL_S
+"""The same without the governor, where one wait may last for everything submitted before it."""
 
 CANCEL = (mm.InterruptProcessingException,)
+
+log = logging.getLogger(__name__)
 
 
 class Execution:
@@ -53,7 +77,10 @@ class Execution:
         release: Callable[[], None] | None = release_cached_memory,
     ) -> None:
         self.facts = device.now()
-        self.release = release
+        self.release = None if release is None else partial(self._release, release)
+        self.released = False
+        self.stalls: list[str] = []
+        self._parted = self._can_part = False
         self.governor = Governor.for_facts(self.facts, window_launches, duty_cycle=duty_cycle)
         self.governor.event_factory = event_factory
         self.governor.check_cancel = host.check_cancel
@@ -67,7 +94,7 @@ class Execution:
             budget=self.budget,
             report=self.attention_report,
             cancel_types=CANCEL,
-            release=release,
+            release=self.release,
         )
 
     @classmethod
@@ -90,14 +117,18 @@ class Execution:
         return cls(device, **options)
 
     def override(self, previous: Any = None) -> Callable[..., torch.Tensor]:
-        """Return the run's value for the host's attention slot, chained to what is there."""
+        """Return the run's value for the host's attention slot, chained to what is there.
+
+        What another execution of this pack put there is replaced, so no call is planned twice.
+        """
+        previous = getattr(previous, CHAINED_TO, previous)
         planned = self.attention.as_override(previous)
 
         def attend(*args: Any, **kwargs: Any) -> torch.Tensor:
-            result = planned(*args, **kwargs)
             self.governor.tick(AROUND_ATTENTION)
-            return result
+            return planned(*args, **kwargs)
 
+        setattr(attend, CHAINED_TO, previous)
         return attend
 
     def run_layer(self, name: str, run: LayerRun, h: torch.Tensor) -> torch.Tensor:
@@ -112,16 +143,29 @@ class Execution:
             "dtype": lambda _: in_float(),
             "cpu_block": lambda _: on_cpu(),
         }
-        result = self.guard(name, lambda: run(h, None, None), variants)
-        if not name.startswith("SpatialTransformer"):
-            self.governor.tick(LAYER_LAUNCHES)
+        result = self.guard(
+            name, lambda: run(h, None, None), variants, memory_outside=self._can_part
+        )
+        self.governor.tick(AROUND_NETWORK if name == "Sequential" else LAYER_LAUNCHES)
         return result
+
+    def run_stripe_attention(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> torch.Tensor:
+        """Attend within a VAE, after the launches that made the queries."""
+        self.governor.tick(LAYER_LAUNCHES)
+        return self.attention(q, k, v)
+
+    def around_network(self) -> None:
+        """Account for what a sampler, a guider or the host submitted around a network."""
+        self.governor.tick(AROUND_NETWORK)
 
     def guard(
         self,
         name: str,
         run: Callable[[], torch.Tensor],
         variants: dict[Any, Callable[[int], torch.Tensor]] | None = None,
+        memory_outside: bool = False,
     ) -> torch.Tensor:
         """Run something; on a known fault, try the variants the fault table allows."""
         return run_guarded(
@@ -132,7 +176,33 @@ class Execution:
             self.attention_report.faults,
             cancel_types=CANCEL,
             release=self.release,
+            memory_outside=memory_outside,
         )
+
+    def run_tile(
+        self, together: Callable[[], torch.Tensor], apart: Callable[[], torch.Tensor]
+    ) -> torch.Tensor:
+        """Run the networks on one tile with what the host does around them.
+
+        Args: apart: the same with every conditioning in a call of its own, which takes half the
+            memory; all later tiles run so once it was needed.
+        """
+
+        def halved(_: int) -> torch.Tensor:
+            self._parted, self._can_part = True, False
+            return apart()
+
+        self.around_network()
+        try:
+            self._can_part = not self._parted
+            ways: dict[Any, Callable[[int], torch.Tensor]] = {}
+            if self._can_part:
+                ways["smaller"] = halved
+            result = self.guard("tile", apart if self._parted else together, ways)
+        finally:
+            self._can_part = False
+        self.around_network()
+        return result
 
     @staticmethod
     def _elsewhere(
@@ -142,9 +212,42 @@ class Execution:
             result = run(h, device, dtype)
         return result.to(device=h.device, dtype=h.dtype)
 
-    def finish(self) -> None:
-        """Wait for what was submitted; call at the end of a phase."""
-        self.governor.finish()
+    @contextmanager
+    def phase(self, name: str, node: str = "") -> Generator[None]:
+        """Run a phase: watched from the side, waited for, known faults turned into clear errors.
+
+        Raises: DeviceLostError, DeviceMemoryError, DeviceFaultError instead of the driver's texts.
+        """
+
+        def on_stall(message: str) -> None:
+            self.stalls.append(f"STALL in {name}: {message}")
+            log.error("%s: %s", name, message)
+            host.send_event("supir_xpu.stall", {"node": node, "phase": name, "message": message})
+
+        pause = GOVERNED_STALL_S if self.governor.enabled else FREE_STALL_S
+        with StallWatch(on_stall, FIRST_STALL_S, pause) as watch:
+            self.governor.on_tick = watch.beat
+            try:
+                yield
+                self.governor.finish()
+            except CATCHABLE as e:
+                raise_known(name, e, self.attention_report.faults)
+                raise
+            finally:
+                self.governor.on_tick = None
+
+    def beat(self) -> None:
+        """Note that the run went on."""
+        if self.governor.on_tick is not None:
+            self.governor.on_tick()
+
+    def check(self, stage: str, tensor: torch.Tensor) -> None:
+        """Raise NonFiniteError naming the stage when a result holds NaN or infinity."""
+        check_finite(stage, tensor, after_release=self.released)
+
+    def _release(self, release: Callable[[], None]) -> None:
+        self.released = True
+        release()
 
     def lines(self) -> list[str]:
         """Return what happened in words, for the run report."""
@@ -156,12 +259,15 @@ class Execution:
                 f"in flight: at most {g.max_in_flight} of {self.governor.limit} launches, "
                 f"{g.waits} waits"
             )
-        return [*lines, *a.faults.lines()]
+        return [*lines, *a.faults.lines(), *self.stalls]
 
 
-def check_stage(stage: str, tensor: torch.Tensor) -> None:
+def check_stage(stage: str, tensor: torch.Tensor, execution: Execution | None = None) -> None:
     """Raise NonFiniteError naming the stage when a result holds NaN or infinity."""
-    check_finite(stage, tensor)
+    if execution is None:
+        check_finite(stage, tensor)
+    else:
+        execution.check(stage, tensor)
 
 
 class _NoEvent:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,8 +23,9 @@ from .machine import Machine, machine
 RISK_MODES = ("auto", "block", "warn", "off")
 """Risk modes; frozen."""
 
-SAFER_TILES_PX = (1024, 768, 512)
-"""Tile sizes ``auto`` may fall back to, in order of preference."""
+SAFER_TILES_PX = (1024, 768, 512, 1536, 2048, 0)
+"""Tile sizes ``auto`` may change to, in order of preference; 0 is untiled. Larger ones make fewer
+launches, smaller ones less memory and shorter attention."""
 
 Planner = Callable[[Settings], PlanNumbers]
 
@@ -115,8 +116,8 @@ def judge_request(
     judge = make_judge(facts, device.profile, history, now, settings)
     waits = needed_waits(device.profile, history, now, settings) if facts.is_xpu else Waits()
     if mode == "auto" and facts.is_xpu:
-        smaller = [t for t in SAFER_TILES_PX if not asked.tile_px or t < asked.tile_px]
-        request = AutoRequest(asked, tuple(smaller) if may_tile else (), full_waits=waits)
+        tiles = SAFER_TILES_PX if may_tile else ()
+        request = AutoRequest(asked, tiles, full_waits=waits)
         return Judged(find_safe_plan(request, planner, judge), mode, device)
     plan = planner(asked)
     if mode == "off":
@@ -186,18 +187,21 @@ class GuardedRun:
         host.send_event("supir_xpu.phase", {"node": self.node, "phase": name, "state": "start"})
         planned = {p.name: p.launches for p in self.judged.result.plan.phases}
         so_far = sum(planned.get(ended, 0) for ended, _ in self.phases)
+        executing = nullcontext()
+        if self.execution is not None:
+            executing = self.execution.phase(name, self.node)
         try:
             if self._journal is None or self._info is None:
-                yield
+                with executing:
+                    yield
             else:
                 cancel = (mm.InterruptProcessingException,)
                 with self._journal.phase(
                     self._info, name, launches=so_far, xpu=True, cancelled_by=cancel
                 ) as row:
                     self._row = row
-                    yield
-                    if self.execution is not None:
-                        self.execution.finish()
+                    with executing:
+                        yield
         finally:
             self._row = 0
             seconds = time.monotonic() - started
@@ -207,6 +211,8 @@ class GuardedRun:
 
     def step(self, step: int) -> None:
         """Note that a step ended; step counts over the pictures of the batch."""
+        if self.execution is not None:
+            self.execution.beat()
         if self._journal is not None and self._row:
             launches = step * self.judged.result.plan.launches_per_step
             self._journal.progress(self._row, step=step, launches=launches)

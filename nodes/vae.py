@@ -30,11 +30,11 @@ RETRY_WORKSPACE_BYTES = 64 * striped.MIB
 Progress = Callable[[int, int], None]
 """``progress(done, total)`` in stripes over the whole batch."""
 
-Run = Callable[[striped.StripeOptions, torch.Tensor, torch.device], torch.Tensor]
-"""run(options, item, device): one item of a batch through the network, on a device."""
+Run = Callable[[striped.StripeOptions, torch.Tensor, torch.device, torch.dtype], torch.Tensor]
+"""run(options, item, device, dtype): one item of a batch through the network."""
 
-STRIPE_LAUNCHES = 14
-"""Most launches of one stripe (counted on meta tensors)."""
+STRIPE_LAUNCHES = 32
+"""Most launches of one stripe besides attention, every weight cast before its use; counted."""
 
 log = logging.getLogger(__name__)
 
@@ -66,9 +66,12 @@ def encode_image(
     model = vae.first_stage_model
 
     def run(
-        options: striped.StripeOptions, item: torch.Tensor, device: torch.device
+        options: striped.StripeOptions,
+        item: torch.Tensor,
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> torch.Tensor:
-        x = vae.process_input(item).to(vae.vae_dtype).to(device)
+        x = vae.process_input(item).to(dtype).to(device)
         moments = striped.encode(model.encoder, x, options)
         if hasattr(model, "quant_conv"):
             moments = model.quant_conv(moments)
@@ -104,9 +107,12 @@ def decode_latent(
     model = vae.first_stage_model
 
     def run(
-        options: striped.StripeOptions, item: torch.Tensor, device: torch.device
+        options: striped.StripeOptions,
+        item: torch.Tensor,
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> torch.Tensor:
-        z = item.to(device=device, dtype=vae.vae_dtype)
+        z = item.to(device=device, dtype=dtype)
         if hasattr(model, "post_quant_conv"):
             z = model.post_quant_conv(z)
         image = striped.decode(model.decoder, z, options)
@@ -220,7 +226,7 @@ def _prepare(
     options = striped.StripeOptions(
         workspace_bytes=limits.workspace_bytes,
         borrow_weights=host.borrow_weights,
-        attention=None if execution is None else execution.attention,
+        attention=None if execution is None else execution.run_stripe_attention,
         check_cancel=host.check_cancel,
         store_budget_bytes=limits.store_budget_bytes,
     )
@@ -243,10 +249,11 @@ def _by_item(
         for k in range(count):
             ticked = replace(options, tick=_batch_tick(progress, k, count, execution))
             item = batch[k : k + 1]
-            if execution is None:
-                result = _run_or_retry(vae, run, ticked, item)
-            else:
-                result = _run_guarded(vae, run, ticked, item, execution)
+            with host.naming_picture(k, count):
+                if execution is None:
+                    result = _run_or_retry(vae, run, ticked, item)
+                else:
+                    result = _run_guarded(vae, run, ticked, item, execution)
             if count == 1:
                 return result
             if results is None:
@@ -262,12 +269,12 @@ def _run_or_retry(
 ) -> torch.Tensor:
     """Run one item; when the device is out of memory, once more with as little as possible."""
     try:
-        return run(options, item, vae.device)
+        return run(options, item, vae.device, vae.vae_dtype)
     except torch.OutOfMemoryError:
         log.warning("The VAE ran out of device memory; stripes are kept in host memory instead.")
     # outside the except block: the exception keeps the failed run's tensors alive
     mm.soft_empty_cache()
-    return run(_smaller(options, 1), item, vae.device)
+    return run(_smaller(options, 1), item, vae.device, vae.vae_dtype)
 
 
 def _smaller(options: striped.StripeOptions, halvings: int) -> striped.StripeOptions:
@@ -283,21 +290,37 @@ def _run_guarded(
     item: torch.Tensor,
     execution: Execution,
 ) -> torch.Tensor:
-    """Run one item; on a known fault of the device, the way the fault table says."""
+    """Run one item; on a known fault of the device, the way the fault table says.
+
+    A result with NaN or infinity is such a fault; another dtype may be the way around it.
+    """
+    item = item.contiguous()  # a picture comes with its channels last
+
+    def go(options: striped.StripeOptions, item: torch.Tensor) -> torch.Tensor:
+        return run(options, item, vae.device, vae.vae_dtype)
+
+    def in_float() -> torch.Tensor:
+        with casting(vae.first_stage_model):
+            return run(options, item, vae.device, torch.float32)
 
     def on_cpu() -> torch.Tensor:
         with host_region(), casting(vae.first_stage_model):
-            return run(replace(options, attention=None), item, torch.device("cpu"))
+            cpu = torch.device("cpu")
+            return run(replace(options, attention=None), item, cpu, vae.vae_dtype)
 
-    return execution.guard(
-        "VAE",
-        lambda: run(options, item, vae.device),
-        {
-            "smaller": lambda n: run(_smaller(options, n), item, vae.device),
-            "contiguous": lambda _: run(options, item.contiguous(), vae.device),
-            "cpu_block": lambda _: on_cpu(),
-        },
-    )
+    def checked(way: Callable[[], torch.Tensor]) -> torch.Tensor:
+        result = way()
+        execution.check("VAE", result)
+        return result
+
+    variants: dict[Any, Callable[[int], torch.Tensor]] = {
+        "smaller": lambda n: checked(lambda: go(_smaller(options, n), item)),
+        "contiguous": lambda _: checked(lambda: go(options, item.contiguous())),
+        "cpu_block": lambda _: checked(on_cpu),
+    }
+    if vae.vae_dtype != torch.float32:
+        variants["dtype"] = lambda _: checked(in_float)
+    return execution.guard("VAE", lambda: checked(lambda: go(options, item)), variants)
 
 
 def _batch_tick(

@@ -18,7 +18,7 @@ from .host_blocks import (
     TimestepEmbedSequential,
     timestep_embedding,
 )
-from .layer_run import LayerRunner, RunLayer
+from .layer_run import LayerRunner, RunLayer, run_module
 from .layout import HEAD_CHANNELS, ControlDims
 
 
@@ -122,7 +122,9 @@ class ControlNet(nn.Module):
             run_layer: the run's execution of single layers, or None.
         """
         embedding = timestep_embedding(timesteps, self.dims.model_channels, repeat_only=False)
-        emb = self.time_embed(embedding.to(x.dtype)) + self.label_emb(y)
+        times, labels = self.time_embed, self.label_emb
+        emb = run_module(times, times, embedding.to(x.dtype), run_layer=run_layer)
+        emb = emb + run_module(labels, labels, y, run_layer=run_layer)
         runner = LayerRunner(emb, context, transformer_options, run_layer=run_layer)
         features: list[torch.Tensor] = []
         h = x

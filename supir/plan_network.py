@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from .errors import ShapeError
 from .layout import HEAD_CHANNELS, AdapterDims, ControlDims, CrossDims, SftDims, SupirDims
@@ -82,6 +83,7 @@ def replay(tape: Tape, step: StepNumbers, shape: Sequence[int], element_bytes: i
     return tape.make(shape, element_bytes)
 
 
+@lru_cache(maxsize=256)
 def plan_step(
     unet: UNetDims,
     supir: SupirDims | None,
@@ -95,7 +97,7 @@ def plan_step(
     hint_batch: int = 1,
     weight_bytes: tuple[int, int] = (0, 0),
 ) -> StepNumbers:
-    """Count one call of the UNet with SUPIR in place.
+    """Count one call of the UNet with SUPIR in place. Remembers; do not change what it returns.
 
     Args:
         supir: None, or ``control_scale`` 0, is the host's own forward.

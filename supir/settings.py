@@ -189,7 +189,8 @@ def _check_items(value: Any, key: str, hint: Any = None) -> None:
         return
     for name, item in items:
         plain = isinstance(inner, type) and get_origin(inner) is None and not is_dataclass(inner)
-        if plain and inner is not object and not isinstance(item, cast("type", inner)):
+        anything = inner in (object, Any)  # Any is a class from Python 3.11 on
+        if plain and not anything and not isinstance(item, cast("type", inner)):
             raise SettingsError(
                 f"The setting {ascii(name)} is {ascii(item)}, but it must be of type "
                 f"{cast('type', inner).__name__}."

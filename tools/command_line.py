@@ -38,6 +38,9 @@ The first call makes .venv/ and .cache/ in this folder (several GB); nothing els
 PYTEST = "import sys; sys.path.pop(0); import pytest; sys.exit(pytest.main())"
 """``python -m pytest`` would put this folder on sys.path, where nodes/ hides ComfyUI's nodes.py."""
 
+MOST_WORKERS = 4
+"""Test processes at a time; each file of tests stays in one (so that one server serves it)."""
+
 NOTHING_COLLECTED = 5
 """pytest's exit code when no test was left to run."""
 
@@ -209,11 +212,12 @@ def run_test(session: Session, options: Options) -> int:
     if options.fast:
         session.prepare_small(setup_env.fast_profile(session.root))
         env = one_thread(child_env(options, None, cache))
-        return session.run("-c", PYTEST, "-m", "not host and not web", *options.rest, env=env)
+        only = ("-m", "not host and not web and not slow", *spread(options.rest))
+        return session.run("-c", PYTEST, *only, *options.rest, env=env)
     newest = session.prepare_full(options.comfyui)
     if options.comfyui is not None:
         env = one_thread(child_env(options, newest, cache))
-        return session.run("-c", PYTEST, *options.rest, env=env)
+        return session.run("-c", PYTEST, *spread(options.rest), *options.rest, env=env)
     results: list[tuple[HostSource, int, float]] = []
     for source in (options.host,) if options.host else TESTED:
         started = time.monotonic()
@@ -233,7 +237,16 @@ def test_on(session: Session, options: Options, source: HostSource) -> int:
         env[FRONT_END] = str(front_end)
     only = [] if source is NEWEST else ["-m", "host"]
     print(f"\nTests on ComfyUI {source.version}{', those that need it' if only else ''}")
-    return session.run("-c", PYTEST, *only, *options.rest, env=env)
+    return session.run("-c", PYTEST, *only, *spread(options.rest), *options.rest, env=env)
+
+
+def spread(rest: Sequence[str]) -> list[str]:
+    """Words that let pytest use the processor's cores, unless the user chose otherwise."""
+    workers = min(os.cpu_count() or 1, MOST_WORKERS)
+    own = ("-n", "--numprocesses", "--pdb", "--trace", "-p")
+    if workers < 2 or any(word.startswith(own) for word in rest):
+        return []
+    return ["-n", str(workers), "--dist", "loadfile"]
 
 
 def outcome(code: int) -> str:

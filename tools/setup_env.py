@@ -32,7 +32,7 @@ TORCHAUDIO = "torchaudio==2.11.1"
 """The tested set. This torchaudio declares an older torch, so it is installed apart, without its
 dependencies."""
 
-TEST_TOOLS = ("pytest", "hypothesis")
+TEST_TOOLS = ("pytest", "pytest-xdist", "hypothesis")
 LINT_TOOLS = ("ruff==0.17.6", "pyright==1.1.414")
 HOST_EXTRAS = (TORCHVISION, "torchsde")
 
@@ -69,7 +69,7 @@ def fast_profile(root: Path) -> Profile:
     """Enough for the tests that need no ComfyUI."""
     modules = ("torch", "safetensors", "einops", "numpy", "PIL", "omegaconf", "pytest")
     needs = (TORCH, *read_requirements(root / "requirements.txt"), *TEST_TOOLS)
-    return Profile("fast", needs, modules=(*modules, "hypothesis"))
+    return Profile("fast", needs, modules=(*modules, "hypothesis", "xdist"))
 
 
 def lint_profile(root: Path) -> Profile:

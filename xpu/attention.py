@@ -334,11 +334,14 @@ class PlannedAttention:
         return self._make_plan((*key[:5], torch.float32, *key[6:]), self.limits, "auto")
 
     def _smaller(self, key: Key, way: _Way, attempt: int) -> _Way:
-        """Fused whole, then fused pieces, then math, then math with half the limits each time."""
+        """Fused whole, then fused pieces, then math, then math with half of it each time."""
         first = {"fused": 2, "fused_pieces": 1}.get(way.plan.policy, 0)
         if attempt < first:
             return replace(way, plan=self._make_plan(key, self.limits, "fused_pieces"))
-        return replace(way, plan=self._make_plan(key, self.limits.shrunk(attempt - first), "math"))
+        # also a call far below the limits is halved, as less memory is there than was believed
+        whole = self._make_plan(key, self.limits, "math")
+        limits = replace(self.limits, max_scores=min(self.limits.max_scores, whole.score_elements))
+        return replace(way, plan=self._make_plan(key, limits.shrunk(attempt - first), "math"))
 
     def _execute(
         self, way: _Way, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,

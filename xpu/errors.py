@@ -9,13 +9,18 @@ DeviceError
 └── FactsError          a device description cannot be read
 """
 
+import torch
+
 
 class DeviceError(Exception):
     """Base of every device error this package raises on purpose."""
 
 
-class DeviceMemoryError(DeviceError, MemoryError):
-    """Device memory ran out, or one allocation exceeded the device's limit."""
+class DeviceMemoryError(DeviceError, torch.OutOfMemoryError, MemoryError):
+    """Device memory ran out, or one allocation exceeded the device's limit.
+
+    It is torch's own error too, by which a host unloads its models.
+    """
 
 
 class DeviceFaultError(DeviceError, RuntimeError):

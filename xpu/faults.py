@@ -17,7 +17,13 @@ from typing import TypeVar
 import torch
 
 from .device import host_region
-from .errors import DeviceFaultError, DeviceLostError, DeviceMemoryError, NonFiniteError
+from .errors import (
+    DeviceError,
+    DeviceFaultError,
+    DeviceLostError,
+    DeviceMemoryError,
+    NonFiniteError,
+)
 from .fault_table import CODE_OF_NUMBER, FAULT_TABLE, RESTART, Fault, Reaction
 
 log = logging.getLogger(__name__)
@@ -150,6 +156,11 @@ class FaultBudget:
             return f"{self.counts.total()} faults happened in this run"
         return ""
 
+    def reset(self) -> None:
+        """Start over, for another run."""
+        self.counts.clear()
+        self.ops.clear()
+
     def is_reset(self, fault: Fault) -> bool:
         """True when a repeated OUT_OF_RESOURCES must be read as a lost device."""
         return fault.code == "OUT_OF_RESOURCES" and self.counts[fault.code] > self.resources
@@ -171,6 +182,7 @@ def run_guarded(
     *,
     cancel_types: tuple[type[BaseException], ...] = (),
     release: Callable[[], None] | None = None,
+    memory_outside: bool = False,
 ) -> T:
     """Run an operation; on a known fault, try the table's reactions in order.
 
@@ -180,6 +192,7 @@ def run_guarded(
         variants: other ways to get the same result; called with the attempt number, 1 and up.
             ``retry`` needs none.
         release: called before another attempt after a memory fault.
+        memory_outside: a guard around this one does more about memory; leave it to that one.
     Returns: what ``run`` or the first working variant returns.
     Raises: DeviceLostError, also when the device was lost before; DeviceMemoryError or
         DeviceFaultError when no reaction is left; anything unknown, and the host's cancel, as is.
@@ -192,19 +205,23 @@ def run_guarded(
         try:
             result = attempt()
         except CATCHABLE as e:
-            if is_cancel(e) or isinstance(e, (*cancel_types, DeviceLostError)):
+            if is_cancel(e) or isinstance(e, (*cancel_types, DeviceLostError)) or _is_final(e):
                 raise
             fault = classify(e)
             if fault is None:
                 raise
             if tried != "none":
                 report.add(fault, op, tried, "failed", str(e))
-            stop = budget.spend(fault, op)
-            if fault.kind == "lost" or budget.is_reset(fault):
+            again = isinstance(e, DeviceMemoryError)  # counted already, by a guard inside
+            stop = "" if again else budget.spend(fault, op)
+            if fault.kind == "lost" or (not again and budget.is_reset(fault)):
                 _lose(fault, op, e, report)
-            reaction = None if stop else _next_reaction(fault, ways, used)
+            outside = memory_outside and fault.kind == "memory"
+            reaction = None if stop or outside else _next_reaction(fault, ways, used)
             if reaction is None:
                 report.add(fault, op, "abort", stop or "no reaction left", str(e))
+                if isinstance(e, NonFiniteError):
+                    raise
                 raise _give_up(fault, op, stop, used, e) from e
             used[reaction] += 1
             if fault.kind == "memory" and release is not None:
@@ -215,6 +232,30 @@ def run_guarded(
         if tried != "none":
             report.events[-1].outcome = "recovered"
         return result
+
+
+def _is_final(error: BaseException) -> bool:
+    """True when another guard has tried every way around a fault already."""
+    return isinstance(error, DeviceFaultError) and not isinstance(error, NonFiniteError)
+
+
+def raise_known(op: str, error: BaseException, report: FaultReport) -> None:
+    """Raise the device error that a known fault outside every guard stands for.
+
+    For what surrounds a whole phase, where nothing can be done otherwise any more: loading, copies
+    between host and device, waits. Returns for anything that is no known fault, for the host's
+    cancel, and for errors that say already what to do.
+    Raises: DeviceLostError, DeviceMemoryError, DeviceFaultError.
+    """
+    if is_cancel(error) or isinstance(error, DeviceError) or not isinstance(error, CATCHABLE):
+        return
+    fault = classify(error)
+    if fault is None or fault.kind == "benign":
+        return
+    if fault.kind == "lost":
+        _lose(fault, op, error, report)
+    report.add(fault, op, "abort", "not recoverable here", str(error))
+    raise _give_up(fault, op, "", Counter(), error) from error
 
 
 def _bound(way: Callable[[int], T], number: int) -> Callable[[], T]:

@@ -25,6 +25,8 @@ WINDOWS = 4
 PAUSE_SLICE_S = 0.25
 FIRST_STALL_S = 600.0
 STALL_S = 20.0
+LOOKS_PER_DEADLINE = 4
+"""How often the stall watch looks within one deadline: it speaks at most a quarter late."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class Governor:
         enabled: False makes ``tick`` do nothing and launch nothing.
         event_factory, clock, sleep, drain: replaceable for simulation.
         check_cancel: called during waits of a pause; raises to cancel.
-        on_tick: called on every tick, for example ``StallWatch.beat``.
+        on_tick: called on every tick, also while switched off, for example ``StallWatch.beat``.
     """
 
     window_launches: int = WINDOW_LAUNCHES
@@ -120,6 +122,8 @@ class Governor:
 
     def tick(self, launches: int) -> None:
         """Account for ``launches`` operators just submitted; wait if too many are in flight."""
+        if self.on_tick is not None:
+            self.on_tick()
         if not self.enabled or launches <= 0:
             return
         report = self.report
@@ -135,8 +139,6 @@ class Governor:
             if not self._pending:
                 self._record()
             self._wait_oldest()
-        if self.on_tick is not None:
-            self.on_tick()
         self._pause_if_due()
 
     def finish(self) -> None:
@@ -195,7 +197,7 @@ class StallWatch:
     """Says once, from a side thread, that the device has stopped answering.
 
     A spinning driver call cannot be interrupted from inside the process, so the message is all this
-    does. ``beat`` is called whenever work came back.
+    does. ``beat`` is called whenever work went on; it wakes nobody, as it is called per layer.
 
     Args:
         on_stall: receives the message; defaults to the log.
@@ -212,8 +214,7 @@ class StallWatch:
         self._on_stall = on_stall or log.error
         self._first_s, self._stall_s = first_s, stall_s
         self._beats = 0
-        self._wake = threading.Condition()
-        self._closed = False
+        self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="supir-xpu-stall", daemon=True)
 
     def __enter__(self) -> StallWatch:
@@ -226,28 +227,23 @@ class StallWatch:
         error: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
-        with self._wake:
-            self._closed = True
-            self._wake.notify_all()
+        self._closed.set()
         self._thread.join(timeout=5)
 
     def beat(self) -> None:
-        """Note that the device made progress."""
-        with self._wake:
-            self._beats += 1
-            self._wake.notify_all()
+        """Note that the device made progress; called by one thread."""
+        self._beats += 1
 
     def _watch(self) -> None:
-        seen = 0
-        while True:
-            with self._wake:
-                deadline = self._stall_s if seen else self._first_s
-                moved = self._wake.wait_for(lambda: self._closed or self._beats != seen, deadline)  # noqa: B023
-                if self._closed:
-                    return
-                if moved:
-                    seen = self._beats
-                    continue
+        seen, since = 0, time.monotonic()
+        shortest = min(self._first_s, self._stall_s)
+        while not self._closed.wait(shortest / LOOKS_PER_DEADLINE):
+            deadline, now = self._stall_s if seen else self._first_s, time.monotonic()
+            if self._beats != seen:
+                seen, since = self._beats, now
+                continue
+            if now - since < deadline:
+                continue
             self.stalled = (
                 f"There was no progress on the device for {deadline:.0f} s, so the driver has "
                 f"probably lost a completion. This process cannot recover. End ComfyUI once, start "

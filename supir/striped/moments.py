@@ -16,6 +16,11 @@ def moment_launches(element_bytes: int) -> int:
     return 1 if element_bytes == 4 else 2
 
 
+def on_cpu(t: torch.Tensor) -> bool:
+    """Return whether the processor's own way to the statistics is taken for t."""
+    return t.device.type == "cpu"
+
+
 class Moments:
     """Mean and variance per group of a map that is seen stripe by stripe.
 
@@ -33,7 +38,7 @@ class Moments:
 
     def add(self, stripe: torch.Tensor) -> None:
         """Take in one stripe, [1, C, rows, W], any float dtype."""
-        if stripe.device.type == "cpu":
+        if on_cpu(stripe):
             mean, second = _moments_cpu(stripe, self.groups)
         else:
             flat = stripe.to(torch.float32).view(self.groups, -1)
@@ -50,7 +55,7 @@ class Moments:
         Every stripe but the last has the same height.
         """
         means, variances = torch.stack(self._means), torch.stack(self._seconds)
-        if means.device.type == "cpu":
+        if on_cpu(means):
             variances = variances.pow(-2)
         share = means.new_full((len(self._rows), 1), self._rows[0] / self._height)
         share[-1:].fill_(self._rows[-1] / self._height)
@@ -58,7 +63,7 @@ class Moments:
         mean = first + ((means - first) * share).sum(0)
         offset = means - mean
         variance = (torch.addcmul(variances, offset, offset) * share).sum(0)
-        if means.device.type == "cpu":  # the CPU's group norm adds eps in double precision
+        if on_cpu(means):  # the CPU's group norm adds eps in double precision
             variance = variance.double()
         rstd = (variance + eps).rsqrt().to(torch.float32)
         scale = weight.view(self.groups, -1) * rstd[:, None]

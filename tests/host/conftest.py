@@ -26,7 +26,9 @@ def start(base, *extra_args, pack_name=PACK_NAME):
     front_end = os.environ.get("COMFYUI_FRONT_END")
     if front_end:
         extra_args = ("--front-end-root", front_end, *extra_args)
-    env = {"OMP_NUM_THREADS": None} if os.environ.get("SUPIR_XPU_TEST_THREADS") else {}
+    alone = "PYTEST_XDIST_WORKER" not in os.environ  # else the other test process needs a core
+    free = alone and os.environ.get("SUPIR_XPU_TEST_THREADS")
+    env = {"OMP_NUM_THREADS": None} if free else {}
     root = os.environ["COMFYUI_ROOT"]
     return start_server(root, ROOT, base, extra_args, pack_name=pack_name, env=env)
 

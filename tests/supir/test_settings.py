@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from omegaconf import MISSING
@@ -159,3 +160,15 @@ def test_a_layout_prefix_without_its_dot_is_refused():
     message = refuse(KeyLayouts, LAYOUTS_FILE, overrides={"layouts.full.control": "control"})
     assert "'control'" in message
     assert "dot" in message
+
+
+@dataclass
+class Open:
+    """A setting whose items may be anything."""
+
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def test_items_of_any_kind(yaml):
+    read = load_settings(Open, yaml("facts: {kind: xpu, total_bytes: 5, list: [1, two]}"))
+    assert read.facts == {"kind": "xpu", "total_bytes": 5, "list": [1, "two"]}

@@ -13,7 +13,7 @@ from supir_xpu.supir.tiling import Window, blend_weights, starts, windows
 sides = st.integers(1, 640)  # cells of pictures up to 5120 px
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(height=sides, width=sides, tile=st.integers(1, 700), data=st.data())
 def test_windows_cover_every_cell_with_positive_weight(height, width, tile, data):
     # Full coverage is separable, so both sides are checked as intervals.

@@ -73,13 +73,22 @@ def start(command_line, fetch_host, tool, repo):
     return start
 
 
+@pytest.fixture(autouse=True)
+def two_cores(monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+
+
+SPREAD = ["-n", "2", "--dist", "loadfile"]
+
+
 def test_test_runs_on_the_newest_host_and_what_needs_one_on_the_oldest(start, command_line):
     code, [newest, oldest], environment = start("test", "tests/parity", "-k", "edm")
     assert code == 0
-    assert newest[0][1:] == ["-c", command_line.PYTEST, "tests/parity", "-k", "edm"]
+    words = ["tests/parity", "-k", "edm"]
+    assert newest[0][1:] == ["-c", command_line.PYTEST, *SPREAD, *words]
     assert newest[1]["COMFYUI_ROOT"] == str(start.host)
     assert "COMFYUI_FRONT_END" not in newest[1]
-    options = ["-m", "host", "tests/parity", "-k", "edm"]
+    options = ["-m", "host", *SPREAD, *words]
     assert oldest[0][1:] == ["-c", command_line.PYTEST, *options]
     assert oldest[1]["COMFYUI_ROOT"] == str(start.oldest)
     assert oldest[1]["COMFYUI_FRONT_END"].endswith("frontend-1.39.19")
@@ -106,8 +115,20 @@ def test_either_host_can_fail_the_test(start, capsys, codes, wanted):
 def test_one_host_can_be_chosen(start, version, only):
     code, [(words, env)], _ = start("test", "--host", version, "-x", held=["full"], code=5)
     assert code == 5
-    assert words[3:] == [*only, "-x"]
+    assert words[3:] == [*only, *SPREAD, "-x"]
     assert env["COMFYUI_ROOT"].endswith(f"ComfyUI-{version}")
+
+
+@pytest.mark.parametrize("own", [["-n", "0"], ["-n4"], ["--numprocesses=1"], ["--pdb"]])
+def test_the_user_chooses_the_number_of_processes(start, own):
+    _, [(words, _)], _ = start("test", "--fast", *own, held=["full"])
+    assert words[5:] == own
+
+
+def test_one_core_is_not_shared(start, monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    _, [(words, _)], _ = start("test", "--fast", held=["full"])
+    assert "-n" not in words
 
 
 def test_smoke_runs_on_every_host_or_those_named(start, tool):
@@ -126,7 +147,7 @@ def test_smoke_runs_on_every_host_or_those_named(start, tool):
 def test_fast_needs_no_host(start, monkeypatch):
     monkeypatch.setenv("COMFYUI_ROOT", "elsewhere")
     _, [(command, env)], environment = start("test", "--fast", "-x", with_host=False)
-    assert command[3:] == ["-m", "not host and not web", "-x"]
+    assert command[3:] == ["-m", "not host and not web and not slow", *SPREAD, "-x"]
     assert "COMFYUI_ROOT" not in env
     assert environment.installed == ["fast"]
 

@@ -125,6 +125,7 @@ def test_importing_it_needs_the_standard_library_only():
     subprocess.run([sys.executable, "-c", script, str(ROOT / "tools")], check=True)
 
 
+@pytest.mark.slow
 def test_the_real_command_on_an_old_console():
     """On a machine without an XPU: one line, exit code 0."""
     env = {**os.environ, "PYTHONIOENCODING": "cp932"}

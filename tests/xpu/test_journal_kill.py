@@ -16,6 +16,8 @@ import pytest
 from supir_xpu.xpu import journal as journal_module
 from supir_xpu.xpu.journal import Journal
 
+pytestmark = pytest.mark.slow
+
 KILLS = 200
 TOGETHER = 2
 """Children at work at once, on one file."""

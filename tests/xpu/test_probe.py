@@ -30,6 +30,8 @@ from supir_xpu.xpu.probe_cache import CacheKey, ProbeCache
 from supir_xpu.xpu.probe_process import ChildOutcome, run_child
 from supir_xpu.xpu.probe_types import FULL_STAGES, Check, ProbeRequest
 
+pytestmark = pytest.mark.slow
+
 STAND_IN = Path(__file__).with_name("probe_fixtures") / "simulated_xpu.py"
 BOOT = "linux:a"
 

@@ -207,6 +207,7 @@ def test_hang_and_interruption():
     assert len(raised) == 1
 
 
+@pytest.mark.slow
 def test_machine_death_ends_the_process_at_once(tmp_path):
     half = tmp_path / "half.txt"
     child = run_child(f"""
@@ -225,6 +226,7 @@ with SimulatedDevice() as dev:
     assert not half.exists(), "nothing runs after the machine died"
 
 
+@pytest.mark.slow
 def test_a_healthy_child_ends_well():
     child = run_child("with SimulatedDevice() as dev: torch.ones(4) + 1\nprint(dev.launches)")
     assert (child.returncode, child.stdout.strip()) == (0, "2"), child.stderr
