@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import threading
 
 from comfy_api.latest import ComfyExtension, io
 
 from ..supir.errors import SettingsError
 from ..xpu.device_profiles import ProfileError
-from . import host
+from . import host, prompt_guard, prompt_routes
 from .attention import Attention
 from .codec import Decode, Encode
 from .color_fix import ColorFix
@@ -16,9 +17,11 @@ from .condition import Conditioning
 from .custom import Guider, Sampler, Sigmas
 from .demo import LoadDemo
 from .first_stage import FirstStage
+from .graph_judging import warm_up
 from .journal import open_journal
 from .load import LoadSUPIR
 from .machine import machine
+from .risk_nodes import Cooldown, RiskCheck
 from .sample import Sample
 from .tiles import Tiles
 from .upscale import Upscale
@@ -40,6 +43,8 @@ NODES: list[type[io.ComfyNode]] = [
     Decode,
     ColorFix,
     Attention,
+    RiskCheck,
+    Cooldown,
 ]
 """Every node of the pack, in the order of the add-node menu."""
 
@@ -52,8 +57,13 @@ class SupirXpuExtension(ComfyExtension):
         try:
             if machine().facts.is_xpu:
                 open_journal()  # says at start-up what a crash interrupted
+                threading.Thread(target=warm_up, args=(machine(),), daemon=True).start()
         except (SettingsError, ProfileError) as e:
             log.warning("SUPIR XPU: %s Every run will say so until it is corrected.", e)
+        instance = prompt_guard.server_instance()
+        if instance is not None:
+            prompt_guard.install(instance)
+            prompt_routes.install(instance)
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         return NODES

@@ -96,6 +96,10 @@ class Guider(io.ComfyNode):
         )
 
     @classmethod
+    def validate_inputs(cls, tile_px: Any = None) -> bool | str:
+        return widgets.check_tile_px(tile_px)
+
+    @classmethod
     def execute(
         cls,
         model: Any,

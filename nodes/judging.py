@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..supir.plan import Networks, RunRequest, plan_run
+from ..supir.plan import Networks, RunRequest
 from ..xpu.auto_plan import Settings
 from ..xpu.risk import PlanNumbers
 from .guarded_run import Judged, judge_request
 from .machine import Machine, machine
-from .planning import attention_cost, plan_numbers, policy_of
+from .planning import attention_cost, plan_cached, plan_numbers, policy_of
 
 
 def judge_run(
@@ -34,12 +34,13 @@ def judge_run(
     cost = attention_cost(device.facts, networks.dtype_bytes)
     vae_cost = attention_cost(device.facts, networks.vae_dtype_bytes)
     asked = replace(request, stages=())
-    first = plan_run(asked, networks, facts, cost)
+    first = plan_cached(asked, networks, facts, cost)
 
     def planner(settings: Settings) -> PlanNumbers:
         overlap = first.overlap_px if settings.tile_px == first.tile_px else settings.tile_px // 4
         sized = replace(request, tile_px=settings.tile_px or -1, tile_overlap_px=overlap)
-        return plan_numbers(plan_run(sized, networks, facts, cost, vae_cost), sized, facts, only)
+        plan = plan_cached(sized, networks, facts, cost, vae_cost)
+        return plan_numbers(plan, sized, facts, only)
 
     wanted = Settings(
         tile_px=first.tile_px,
@@ -62,12 +63,19 @@ def judge_vae(
     only: tuple[str, ...] = ("encode_control", "decode_stage1", "encode_center"),
 ) -> Judged:
     """Judge a run of the VAE alone, on pictures of a size. Raises: RiskBlockedError."""
-    stage = "decode" if only == ("decode",) else "first_stage"
-    request = RunRequest(
+    request = vae_request(width_px, height_px, images, workspace_mb, only)
+    return judge_run(request, networks, mode, may_tile=False, only=only)
+
+
+def vae_request(
+    width_px: int, height_px: int, images: int, workspace_mb: int, only: tuple[str, ...]
+) -> RunRequest:
+    """Return what the planner is asked for a run of the VAE alone; it has no sampling tiles."""
+    return RunRequest(
         width_px,
         height_px,
         images=images,
         workspace_bytes=workspace_mb << 20,
-        stages=(stage,),
+        tile_px=-1,
+        stages=("decode",) if only == ("decode",) else ("first_stage",),
     )
-    return judge_run(request, networks, mode, may_tile=False, only=only)

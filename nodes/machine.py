@@ -31,10 +31,17 @@ class UserSettings:
     Attributes:
         profiles: per profile name, numbers that replace the bundled ones.
         facts: device facts that replace what was found, for simulation and odd machines.
+        guard_core: ``warn`` or ``block``: what to do when a graph is queued in which ComfyUI's own
+            nodes do SUPIR work that is judged too risky.
     """
 
     profiles: dict[str, Any] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
+    guard_core: str = "warn"
+
+    def __post_init__(self) -> None:
+        if self.guard_core not in ("warn", "block"):
+            raise ValueError(f"guard_core is {self.guard_core!r}; set it to warn or block.")
 
 
 @dataclass(frozen=True)
@@ -45,11 +52,13 @@ class Machine:
         facts: the device; free memory is asked again by ``now()``.
         profile: limits and waits for its family and driver.
         simulated: the facts come from the user's settings, not from the device.
+        guard_core: see ``UserSettings``.
     """
 
     facts: DeviceFacts
     profile: Profile
     simulated: bool = False
+    guard_core: str = "warn"
 
     def now(self) -> DeviceFacts:
         """Return the facts with the memory that is free at this moment."""
@@ -82,7 +91,7 @@ def read_machine() -> Machine:
     if user.facts:
         facts = facts_from_mapping(user.facts)
         log.warning("Device facts are taken from %s: %s (%s)", path, facts.name, facts.kind)
-    return Machine(facts, profiles.pick(facts), simulated=bool(user.facts))
+    return Machine(facts, profiles.pick(facts), bool(user.facts), user.guard_core)
 
 
 def machine() -> Machine:

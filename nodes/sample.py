@@ -54,6 +54,10 @@ class Sample(io.ComfyNode):
         )
 
     @classmethod
+    def validate_inputs(cls, tile_px: Any = None) -> bool | str:
+        return widgets.check_tile_px(tile_px)
+
+    @classmethod
     def execute(
         cls,
         model: Any,

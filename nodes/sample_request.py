@@ -8,11 +8,11 @@ from typing import Any
 from ..supir.constants import WORK_KEY
 from ..supir.errors import SettingsError
 from ..supir.guidance import GuidanceSettings
-from ..supir.plan import Networks, RunRequest, plan_run
+from ..supir.plan import Networks, RunRequest
 from ..supir.presets import hint
 from .guarded_run import Judged
 from .machine import machine
-from .planning import layout_of_ratio
+from .planning import layout_of_ratio, plan_cached
 from .types import Canvas
 
 DEFAULT_RATIO = 8
@@ -91,7 +91,7 @@ def tile_cells(
             latent_h=height,
             latent_w=width,
         )
-        plan = plan_run(size, networks, machine().now())
+        plan = plan_cached(size, networks, machine().now())
         return plan.tile_px // ratio, plan.overlap_px // ratio
     tile, overlap = tile_px // ratio, overlap_px // ratio
     if tile < 8:

@@ -154,13 +154,37 @@ def noise() -> list[Any]:
     ]
 
 
+SMALLEST_TILE_PX = 32
+"""Side of the smallest tile of any VAE the nodes work with: 8 latent cells of 4 px."""
+
+TILE_RANGE = (-1, 8192)
+
+
+def check_tile_px(tile_px: Any) -> bool | str:
+    """Return True, or why a constant tile_px cannot work whatever is connected.
+
+    ComfyUI leaves the range of an input that is checked here to us; None means it is linked.
+    """
+    if not isinstance(tile_px, int):
+        return True
+    low, high = TILE_RANGE
+    if not low <= tile_px <= high:
+        return f"tile_px is {tile_px}; it goes from {low} to {high}. Set 0 to let it be chosen."
+    if 0 < tile_px < SMALLEST_TILE_PX:
+        return (
+            f"tile_px is {tile_px}; the UNet needs tiles of at least 8 latent cells, which is 64 px "
+            f"with SDXL's VAE. Raise tile_px, or set 0 to let it be chosen."
+        )
+    return True
+
+
 def tiles() -> list[Any]:
     return [
         io.Int.Input(
             "tile_px",
             default=0,
-            min=-1,
-            max=8192,
+            min=TILE_RANGE[0],
+            max=TILE_RANGE[1],
             step=1,
             tooltip=(
                 "Side of the square tiles the picture is sampled in, in output pixels. 0 chooses; "
