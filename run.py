@@ -1,4 +1,4 @@
-"""One command for everything: ``python run.py demo | test | smoke | bench | lint`` (see ``--help``).
+"""One command for everything: ``python run.py demo | test | smoke | bench | lint | doctor`` (see ``--help``).
 
 Standard library only, on Windows, macOS and Linux. This file and tools/interpreters.py keep to
 syntax that old Pythons read, so that those get a sentence instead of a traceback.
@@ -14,6 +14,10 @@ sys.path.insert(0, TOOLS)
 
 if __name__ == "__main__":
     if OLDEST <= sys.version_info[:2] <= NEWEST:
+        if sys.argv[1:2] == ["doctor"]:  # asks the Python that calls it; sets nothing up
+            import doctor
+
+            sys.exit(doctor.main(sys.argv[2:]))
         import command_line
 
         sys.exit(command_line.main(sys.argv[1:]))

@@ -6,6 +6,7 @@ from typing import Any
 
 from comfy_api.latest import io
 
+from ..supir.errors import ShapeError
 from ..supir.prepare import plan_geometry
 from . import vae as codec
 from . import widgets
@@ -90,6 +91,11 @@ class Decode(io.ComfyNode):
     ) -> io.NodeOutput:
         check_vae(vae)
         samples = read_latent(latent, "latent")
+        if samples.shape[1] != vae.latent_channels:
+            raise ShapeError(
+                f"latent has {samples.shape[1]} channels and vae decodes {vae.latent_channels}. "
+                "Connect the VAE of the model the latent was sampled with."
+            )
         ratio = vae.spacial_compression_decode()
         height, width = (side * ratio for side in samples.shape[-2:])
         networks = vae_networks(vae, ratio)
@@ -104,6 +110,6 @@ class Decode(io.ComfyNode):
                 execution=guard.execution,
             )
             check_stage("Decode", decoded)
-        image = crop_image(decoded, latent)
+        image, cropped = crop_image(decoded, latent)
         height, width = image.shape[1:3]
-        return io.NodeOutput(image, ui=guard.ui(f"{width}x{height} px", note or ""))
+        return io.NodeOutput(image, ui=guard.ui(f"{width}x{height} px", note or "", cropped or ""))

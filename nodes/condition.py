@@ -9,12 +9,17 @@ import torch
 from comfy_api.latest import io
 
 from ..supir.conditioning import SIZE_CONDITIONING, flatten_captions, join_prompt
+from ..supir.errors import SettingsError
 from . import widgets
 from .sockets import check_clip
 from .types import CATEGORY
 
 CAPTIONS = "supir_xpu_captions"
 """Key in a conditioning: how many captions its rows hold (absent = one prompt for everything)."""
+
+
+MAX_TOKENS = 77 * 24
+"""Longest common token count of captions that are run together."""
 
 
 def encode(clip: Any, text: str) -> Any:
@@ -30,6 +35,12 @@ def encode_many(clip: Any, texts: list[str]) -> Any:
     result = []
     for parts in zip(*encoded, strict=True):
         tokens = math.lcm(*(cond.shape[1] for cond, _ in parts))
+        if tokens > MAX_TOKENS:
+            lengths = sorted({cond.shape[1] for cond, _ in parts})
+            raise SettingsError(
+                f"captions have lengths of {lengths} tokens, whose common length is {tokens}; more "
+                f"than {MAX_TOKENS} cannot be run together. Shorten the longest captions."
+            )
         rows = [cond.repeat(1, tokens // cond.shape[1], 1) for cond, _ in parts]
         extra = dict(parts[0][1])
         if extra.get("pooled_output") is not None:
@@ -41,14 +52,20 @@ def encode_many(clip: Any, texts: list[str]) -> Any:
 
 def caption_count(positive: Any) -> int:
     """Return how many captions a positive CONDITIONING holds (1 = shared by everything)."""
-    return max((extra.get(CAPTIONS, 1) for _, extra in positive), default=1)
+    counts = {extra.get(CAPTIONS, cond.shape[0]) for cond, extra in positive}
+    if len(counts - {1}) > 1:
+        raise SettingsError(
+            f"positive combines conditionings of {sorted(counts)} captions, which fit no batch "
+            "together. Combine conditionings of the same number of captions."
+        )
+    return max(counts, default=1)
 
 
 def pick_rows(positive: Any, first: int, count: int) -> Any:
     """Return the conditioning with only the captions first .. first + count - 1."""
     picked = []
     for cond, extra in positive:
-        if extra.get(CAPTIONS, 1) > 1:
+        if extra.get(CAPTIONS, 1) > 1 or (count == 1 and cond.shape[0] > 1):
             extra = dict(extra)
             extra[CAPTIONS] = count
             if extra.get("pooled_output") is not None:
@@ -97,6 +114,12 @@ class Conditioning(io.ComfyNode):
     def execute(
         cls, clip: list[Any], positive: list[str], negative: list[str], captions: Any = None
     ) -> io.NodeOutput:
+        for name, values in (("clip", clip), ("positive", positive), ("negative", negative)):
+            if len(values) != 1:
+                raise SettingsError(
+                    f"{name} brings {len(values)} values, but one serves all pictures. Connect one, "
+                    "and give texts that differ from picture to picture or tile to tile to captions."
+                )
         check_clip(clip[0])
         texts = [join_prompt(one, positive[0]) for one in flatten_captions(captions or "")]
         conds = encode_many(clip[0], texts or [positive[0]])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import comfy.utils
+from torch.nn import functional as F
 
 from ..supir.errors import SettingsError
 from ..supir.tiling import Window
@@ -13,11 +14,14 @@ from ..supir.tiling import Window
 class ControlCropper:
     """Makes, keeps and frees per-tile copies of ControlNet chains.
 
-    Args: latent_size: height and width of the whole latent in cells.
+    Args:
+        latent_size: height and width of the whole latent in cells.
+        picture: part of that height and width the picture covers; hints show the picture alone.
     """
 
-    def __init__(self, latent_size: Any) -> None:
+    def __init__(self, latent_size: Any, picture: tuple[float, float] = (1.0, 1.0)) -> None:
         self._height, self._width = latent_size
+        self._picture = picture
         self._copies: dict[tuple[int, int], Any] = {}
 
     def crop(self, control: Any, index: int, window: Window) -> Any:
@@ -49,7 +53,12 @@ class ControlCropper:
 
         def cut(picture: Any) -> Any:
             if tuple(picture.shape[-2:]) != (height, width):
-                picture = comfy.utils.common_upscale(picture, width, height, algorithm, "center")
+                rows, columns = (
+                    round(a * b) for a, b in zip((height, width), self._picture, strict=True)
+                )
+                inner = comfy.utils.common_upscale(picture, columns, rows, algorithm, "center")
+                pad = (0, width - columns, 0, height - rows)
+                picture = F.pad(inner, pad, mode="replicate") if any(pad) else inner
             return pixels.crop(picture)
 
         copied.cond_hint_original = cut(control.cond_hint_original)

@@ -16,8 +16,9 @@ from .execution import Execution
 from .guarded_run import GuardedRun
 from .guider import GuiderInputs, SupirGuider
 from .model_check import check_base
+from .picture import fit_to_canvas, picture_part
 from .sample_request import SampleSettings
-from .sample_run import SampleRun, prepare_run
+from .sample_run import SampleRun, fit_masks, prepare_run
 from .sampler import make_sampler
 from .types import CATEGORY, SupirModel, SupirSocket
 
@@ -26,12 +27,15 @@ class RecordedGuider(SupirGuider):
     """A guider whose every sampling is recorded as a judged run."""
 
     def __init__(self, run: SampleRun, inputs: GuiderInputs) -> None:
-        self._judged = run.judged
+        self._judged, self._control = run.judged, run.control
         self._execution = Execution.for_run(run.judged.machine)
         super().__init__(run.model, run.supir, inputs, self._execution)
 
     def sample(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         guard = GuardedRun.start("Guider", self._judged, self._execution)
+        mask = kwargs.get("denoise_mask")
+        if mask is not None:  # of the picture, as SetLatentNoiseMask left it
+            kwargs["denoise_mask"] = fit_to_canvas(mask, self._control)
         with guard, guard.phase("sample"):
             self._on_first_call = guard.settle_after_load
             return super().sample(*args, **kwargs)
@@ -51,10 +55,11 @@ def make_guider(run: SampleRun) -> SupirGuider:
         scale(run.control["samples"].float()),
         center,
         *run.tile,
+        picture=picture_part(run.control),
         captions_per_tile=run.captions == "tile",
     )
     guider = RecordedGuider(run, inputs)
-    guider.set_conds(run.positive, run.negative)
+    guider.set_conds(fit_masks(run.positive, run.control), fit_masks(run.negative, run.control))
     return guider
 
 

@@ -70,7 +70,7 @@ def run_first_stage(
     notes = [n for n in (asked.note, encoded, note) if n]
     alpha = None if picture.alpha is None else picture.alpha.movedim(1, -1)  # BCHW -> BHWC
     control_latent = make_latent(control, geometry, alpha)
-    stage1 = crop_image(decoded, control_latent)
+    stage1, _ = crop_image(decoded, control_latent)
     return FirstStageResult(stage1, control_latent, make_latent(center, geometry, alpha), notes)
 
 

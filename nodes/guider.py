@@ -44,6 +44,7 @@ class GuiderInputs:
         tile_latent: side of a tile in latent cells; 0 = the whole latent at once.
         overlap_latent: cells neighbouring tiles share.
         captions_per_tile: whether row t of the positive conditioning belongs to tile t.
+        picture: part of the latent's height and width the picture covers; the rest is padding.
         share_batch: whether cond and uncond run as one batch (known before the run, not decided by
             what memory happens to be free).
     """
@@ -54,6 +55,7 @@ class GuiderInputs:
     tile_latent: int = 0
     overlap_latent: int = 0
     captions_per_tile: bool = False
+    picture: tuple[float, float] = (1.0, 1.0)
     share_batch: bool = True
 
     def tiles(self) -> list[Window]:
@@ -79,7 +81,7 @@ class SupirGuider(comfy.samplers.CFGGuider):
         self.inputs = inputs
         self._tiles = inputs.tiles()
         self._table = model.get_model_object("model_sampling").sigmas.cpu()
-        self._cropper = ControlCropper(inputs.hint.shape[-2:])
+        self._cropper = ControlCropper(inputs.hint.shape[-2:], inputs.picture)
         super().__init__(_prepare_model(model, supir, inputs, self._tiles, execution))
         self.set_cfg(inputs.settings.cfg_end)
 
@@ -113,13 +115,17 @@ class SupirGuider(comfy.samplers.CFGGuider):
             self._on_first_call()
             self._on_first_call = None
         options = {} if model_options is None else model_options
-        settings, sigma_hat = self.inputs.settings, float(timestep.flatten()[0])
+        sigma_hat = float(timestep.flatten()[0])
+        told = options.get("transformer_options", {}).get(WORK_KEY, {})
+        settings = self.inputs.settings
+        settings = settings.unsteered() if told.get("plain") else settings
         call = step_call(sigma_hat, options)
         cfg_scale = settings.cfg_scale(call.sigma_hat)
         level = timestep
         if self.takes_part:
             level = torch.full_like(timestep, quantise_sigma(sigma_hat, self._table))
-        denoised = self._denoise(x, level, call, cfg_scale, options, seed)
+        control_scale = settings.control_scale(call.sigma)
+        denoised = self._denoise(x, level, control_scale, cfg_scale, options, seed)
         if call.step == 0:
             check_stage("Step 1 of sampling", denoised, self._execution)
         center = self.inputs.center
@@ -132,7 +138,7 @@ class SupirGuider(comfy.samplers.CFGGuider):
         self,
         x: torch.Tensor,
         level: torch.Tensor,
-        call: StepCall,
+        control_scale: float,
         cfg_scale: float,
         options: dict[str, Any],
         seed: int | None,
@@ -142,7 +148,6 @@ class SupirGuider(comfy.samplers.CFGGuider):
         Post-cfg functions of the MODEL run on each tile, where they can call the network; those a
         sampler added (the cfg_pp samplers) keep what they are given and get the blended whole.
         """
-        control_scale = self.inputs.settings.control_scale(call.sigma)
         if len(self._tiles) == 1:
             return self._tile(0, x, level, control_scale, cfg_scale, options, seed)
         own = self.model_options.get(POST_CFG, [])
@@ -212,7 +217,8 @@ class SupirGuider(comfy.samplers.CFGGuider):
 
     def _crop_conds(self, conds: Any, index: int, positive: bool) -> Any:
         """Return the conditionings as they are on one tile: captions, masks and ControlNet hints."""
-        if conds is None or len(self._tiles) == 1:
+        padded = self.inputs.picture != (1.0, 1.0)
+        if conds is None or (len(self._tiles) == 1 and not padded):
             return conds
         window, cropped = self._tiles[index], []
         for cond in conds:

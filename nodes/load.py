@@ -24,7 +24,7 @@ from ..supir.checkpoint import (
     plan_supir_file,
 )
 from ..supir.detect import FileKind, identify
-from ..supir.errors import CheckpointError
+from ..supir.errors import CheckpointError, ModelError
 from ..supir.injection import SupirNets
 from ..supir.safetensors_header import read_header
 from . import host
@@ -91,18 +91,25 @@ def find_supir_file(name: str) -> str:
     Separators and letter case of the name do not matter, so workflows from other machines work.
     Raises: CheckpointError saying what is missing, where it belongs, and where to get it.
     """
-    wanted = _normalise(name)
     files = list(_all_files())
-    for found, path in files:
-        if _normalise(found) == wanted:
-            return path
+    wanted = _normalise(name)
     base = wanted.rsplit("/", 1)[-1]
-    same_base = [(n, p) for n, p in files if _normalise(n).rsplit("/", 1)[-1] == base]
-    for _, path in same_base:
-        if _is_supir(path):
-            return path
-    if same_base:
-        return same_base[0][1]
+    ways = (
+        lambda found: found == name,
+        lambda found: found.replace("\\", "/") == name.replace("\\", "/"),
+        lambda found: _normalise(found) == wanted,
+        lambda found: _normalise(found).rsplit("/", 1)[-1] == base,
+    )
+    for matches in ways:
+        paths = [path for found, path in files if matches(found)]
+        good = [path for path in paths if _is_supir(path)] or paths
+        if len(good) > 1 and matches is ways[-1]:
+            raise CheckpointError(
+                f"supir_name: {name!r} is not there, and {len(good)} files have its base name: "
+                f"{', '.join(good)}. Choose one of them by its full name."
+            )
+        if good:
+            return good[0]
     what = "no SUPIR file" if name == NOTHING_FOUND else f"no file named {name!r}"
     raise CheckpointError(
         f"supir_name: there is {what} in the model folders {', '.join(FOLDERS)}. {HOW_TO_GET}."
@@ -116,14 +123,16 @@ def plan_file(path: str) -> tuple[SupirFile, Mapping[str, torch.Tensor] | None]:
     """
     name = os.path.basename(path)
     if path.lower().endswith(host.SAFETENSORS_EXTENSIONS):
-        shapes = {key: info.shape for key, info in read_header(path).items()}
-        return plan_supir_file(shapes, name), None
+        infos = read_header(path)
+        file = plan_supir_file({key: info.shape for key, info in infos.items()}, name)
+        _check_dtypes(file, {key: info.dtype for key, info in infos.items()}, name)
+        return file, None
     try:
         loaded = comfy.utils.load_torch_file(path, safe_load=True)
     except pickle.UnpicklingError as e:
         raise CheckpointError(
-            f"supir_name: {name} is a pickle that asks for more than tensors ({str(e)[:200]}), so it "
-            "could run code and was not loaded. Use the .safetensors version of the file."
+            f"supir_name: {name} is damaged, or a pickle that asks for more than tensors and could "
+            "run code; nothing of it was run. Use the .safetensors version of the file."
         ) from e
     except DAMAGED_PICKLE as e:
         raise CheckpointError(
@@ -135,8 +144,21 @@ def plan_file(path: str) -> tuple[SupirFile, Mapping[str, torch.Tensor] | None]:
             f"supir_name: {name} holds a {type(loaded).__name__} instead of named tensors, so it is "
             "no checkpoint. Download it again, or use the .safetensors version."
         )
-    tensors = {k: v for k, v in loaded.items() if isinstance(v, torch.Tensor)}
+    tensors = {
+        k: v for k, v in loaded.items() if isinstance(k, str) and isinstance(v, torch.Tensor)
+    }
     return plan_supir_file({k: tuple(v.shape) for k, v in tensors.items()}, name), tensors
+
+
+def _check_dtypes(file: SupirFile, dtypes: Mapping[str, str], name: str) -> None:
+    """Refuse weights that are no plain floating-point numbers. Raises: CheckpointError."""
+    used = [*file.control.values(), *file.adapters.values(), *file.denoise_encoder.values()]
+    odd = sorted({dtypes[key] for key in used if not dtypes[key].startswith(("F", "BF"))})
+    if odd:
+        raise CheckpointError(
+            f"supir_name: {name} holds {', '.join(odd)} weights, and only floating-point ones (F32, "
+            "F16, BF16, F8) can be used. Load the fp16 version of the file."
+        )
 
 
 def _compute_dtype(tensors: Mapping[str, torch.Tensor]) -> torch.dtype:
@@ -214,8 +236,10 @@ class LoadSUPIR(io.ComfyNode):
 
     @classmethod
     def validate_inputs(cls, supir_name: str | None = None) -> bool | str:
-        if supir_name is None:
+        if supir_name is None:  # a link brings it
             return True
+        if not isinstance(supir_name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            return f"supir_name is {supir_name!r}, but a file name is text. Choose a file."
         try:
             path = find_supir_file(supir_name)
             if path.lower().endswith(host.SAFETENSORS_EXTENSIONS):
@@ -247,7 +271,13 @@ def denoising_vae(vae: Any, supir: SupirModel) -> tuple[Any, str | None]:
             f"{supir.name} holds no denoise encoder: the VAE's own encoder was used, which keeps "
             "more of the input's noise."
         )
-    encoder = {k: tuple(v.shape) for k, v in vae.first_stage_model.encoder.state_dict().items()}
+    module = getattr(vae.first_stage_model, "encoder", None)
+    if module is None:
+        raise ModelError(
+            f"vae is a {type(vae.first_stage_model).__name__}, which has no encoder that SUPIR's denoise "
+            "encoder could stand in for. Connect the VAE of an SDXL checkpoint."
+        )
+    encoder = {k: tuple(v.shape) for k, v in module.state_dict().items()}
     given = {k: tuple(v.shape) for k, v in supir.denoise_encoder.items()}
     denoise_encoder_matches(given, encoder)
     patched = copy.copy(vae)

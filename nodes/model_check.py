@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import comfy.model_sampling
+
 from ..supir.constants import SIGMA_MAX
 from ..supir.errors import ModelError
 from ..supir.layout import SftDims, SupirDims
@@ -50,7 +52,14 @@ def check_base(model: Any) -> None:
         _refuse(
             f"model predicts {prediction}", "SUPIR was trained with eps prediction on SDXL's noise"
         )
-    sigma_max = float(model.get_model_object("model_sampling").sigma_max)
+    sampling = model.get_model_object("model_sampling")
+    estimate = getattr(type(sampling), "calculate_denoised", None)
+    if estimate is not comfy.model_sampling.EPS.calculate_denoised:
+        kind = next(
+            (c.__name__ for c in type(sampling).__mro__ if "calculate_denoised" in vars(c)), "?"
+        )
+        _refuse(f"model was patched to predict {kind}", "SUPIR was trained with eps prediction")
+    sigma_max = float(sampling.sigma_max)
     if not math.isclose(sigma_max, SIGMA_MAX, rel_tol=1e-3):
         _refuse(
             f"model starts at noise level {sigma_max:.4f}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn import functional as F
 
 from ..supir.constants import WORK_KEY
 from ..supir.errors import ShapeError
@@ -32,6 +33,11 @@ def read_image(image: Any, name: str = "image") -> Picture:
     Raises: ShapeError when it is none of these, is empty, or holds NaN or infinity.
     """
     shape = getattr(image, "shape", None)
+    if isinstance(image, torch.Tensor) and not image.is_floating_point():
+        raise ShapeError(
+            f"{name} holds {image.dtype} values, but an IMAGE holds floats in 0..1. Divide 8-bit "
+            f"pictures by 255 before connecting them to {name}."
+        )
     if not isinstance(image, torch.Tensor) or image.ndim != 4 or 0 in image.shape:
         found = type(image).__name__ if shape is None else tuple(shape)
         raise ShapeError(
@@ -86,6 +92,7 @@ def make_latent(samples: torch.Tensor, geometry: Geometry, alpha: torch.Tensor |
         geometry.padded_width_px,
         geometry.padded_height_px,
         alpha,
+        max(1, geometry.padded_width_px // samples.shape[-1]),
     )
     return {"samples": samples, WORK_KEY: canvas}
 
@@ -111,20 +118,66 @@ def read_latent(latent: Any, name: str) -> torch.Tensor:
     return samples
 
 
-def crop_image(image: torch.Tensor, latent: Any) -> torch.Tensor:
-    """Return a decoded IMAGE [B, H, W, 3] cut to its picture, with its transparency put back.
+def crop_image(image: torch.Tensor, latent: Any) -> tuple[torch.Tensor, str | None]:
+    """Return a decoded IMAGE [B, H, W, 3] cut to its picture, transparency put back, and a note.
 
-    A latent that was resized since is returned whole: its canvas no longer applies.
+    A latent that was resized as a whole since is cut in proportion; one of another shape is
+    returned whole, as its canvas no longer applies.
     """
     canvas = latent.get(WORK_KEY)
-    size = tuple(image.shape[1:3])
-    if not isinstance(canvas, Canvas) or size != (canvas.padded_height_px, canvas.padded_width_px):
-        return image
-    image = image[:, : canvas.height_px, : canvas.width_px, :]
-    alpha = canvas.alpha
+    if not isinstance(canvas, Canvas):
+        return image, None
+    height, width = image.shape[1:3]
+    scale = height / canvas.padded_height_px
+    if width != round(canvas.padded_width_px * scale):
+        return image, "The latent was reshaped since it was encoded: the whole canvas is shown."
+    rows, columns = round(canvas.height_px * scale), round(canvas.width_px * scale)
+    image = image[:, :rows, :columns, :].contiguous()
+    if canvas.alpha is None:
+        return image, None
+    alpha = _alpha_rows(canvas.alpha, latent, image.shape[0])
     if alpha is None:
-        return image.contiguous()
-    alpha = alpha.to(image)
-    if alpha.shape[0] != image.shape[0]:
-        alpha = alpha[torch.arange(image.shape[0]) % alpha.shape[0]]
-    return torch.cat([image, alpha], dim=-1)
+        return image, "The batch was changed since it was encoded: its transparency is left out."
+    if alpha.shape[1:3] != image.shape[1:3]:
+        rgb = alpha.movedim(-1, 1).expand(-1, 3, -1, -1)  # BHWC -> BCHW
+        alpha = resize_lanczos(rgb, columns, rows)[:, :1].movedim(1, -1)  # BCHW -> BHWC
+    return torch.cat([image, alpha.to(image)], dim=-1), None
+
+
+def _alpha_rows(alpha: torch.Tensor, latent: Any, count: int) -> torch.Tensor | None:
+    """Return the transparency of the pictures that are left in a LATENT, None if it is not known."""
+    picked = latent.get("batch_index")
+    if isinstance(picked, list) and len(picked) == count and max(picked) < alpha.shape[0]:
+        return alpha[picked]
+    return alpha if alpha.shape[0] in (1, count) and alpha.shape[0] == count else None
+
+
+def fit_to_canvas(mask: torch.Tensor, latent: Any) -> torch.Tensor:
+    """Return a mask of the picture as a mask of its canvas: padded by its edge, not stretched.
+
+    Args: mask: [..., H, W]; one that already has the canvas's or the latent's size stays as it is.
+    """
+    canvas = latent.get(WORK_KEY)
+    size = tuple(mask.shape[-2:])
+    if not isinstance(canvas, Canvas) or size == tuple(latent["samples"].shape[-2:]):
+        return mask
+    whole = (canvas.padded_height_px, canvas.padded_width_px)
+    inner = (canvas.height_px, canvas.width_px)
+    if size == whole or inner == whole:
+        return mask
+    flat = mask.reshape(-1, 1, *size).float()
+    if size != inner:
+        flat = F.interpolate(flat, size=inner, mode="bilinear")
+    flat = F.pad(flat, (0, whole[1] - inner[1], 0, whole[0] - inner[0]), mode="replicate")
+    return flat.reshape(*mask.shape[:-2], *whole)
+
+
+def picture_part(latent: Any) -> tuple[float, float]:
+    """Return the part of a latent's height and width that its picture covers, 0..1 each."""
+    canvas = latent.get(WORK_KEY)
+    if not isinstance(canvas, Canvas):
+        return 1.0, 1.0
+    return (
+        canvas.height_px / canvas.padded_height_px,
+        canvas.width_px / canvas.padded_width_px,
+    )

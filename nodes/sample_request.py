@@ -41,7 +41,7 @@ class SampleSettings:
         g = self.guidance
         if self.sampler != "restore_dpmpp_2m":
             return g
-        return GuidanceSettings(g.cfg_start, g.cfg_end, g.control_end, g.control_end, -1.0)
+        return g.unsteered()
 
     def notes(self) -> list[str]:
         """What is set but ignored, or does not fit together, in words."""
@@ -64,9 +64,7 @@ class SampleSettings:
 def latent_ratio(latent: Any) -> int:
     """Return how many pixels one cell of a LATENT covers, as its VAE had it."""
     canvas = latent.get(WORK_KEY)
-    if isinstance(canvas, Canvas):
-        return max(1, round(canvas.padded_width_px / latent["samples"].shape[-1]))
-    return DEFAULT_RATIO
+    return canvas.ratio if isinstance(canvas, Canvas) else DEFAULT_RATIO
 
 
 def tile_cells(
@@ -119,7 +117,8 @@ def sampling_request(
     ratio = latent_ratio(control)
     batch, _, height, width = control["samples"].shape
     canvas = control.get(WORK_KEY)
-    known = isinstance(canvas, Canvas)
+    # A latent that was resized since belongs to a picture of its own size.
+    known = isinstance(canvas, Canvas) and canvas.padded_width_px == width * ratio
     return RunRequest(
         width_px=canvas.width_px if known else width * ratio,
         height_px=canvas.height_px if known else height * ratio,

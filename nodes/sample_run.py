@@ -9,8 +9,11 @@ import comfy.model_management as mm
 import torch
 
 from ..supir.conditioning import choose_captions
+from ..supir.constants import WORK_KEY
+from ..supir.demo_model import SIZE_EMBEDDING as SIZE_CHANNELS
 from ..supir.errors import ShapeError
 from ..supir.injection import replaced_attention
+from ..supir.layout import SupirDims
 from . import host
 from .condition import caption_count, pick_rows
 from .execution import check_stage
@@ -19,7 +22,7 @@ from .guider import GuiderInputs, SupirGuider, check_conditioning
 from .host import BatchProgress
 from .judging import judge_run
 from .model_check import check_base, check_pair
-from .picture import read_latent
+from .picture import fit_to_canvas, picture_part, read_latent
 from .planning import sample_networks
 from .sample_request import (
     SampleSettings,
@@ -30,7 +33,7 @@ from .sample_request import (
 )
 from .sampler import image_seed, make_sampler, schedule, start_noise
 from .sockets import check_prompts, check_supir
-from .types import SupirModel
+from .types import Canvas, SupirModel
 
 
 @dataclass(frozen=True)
@@ -97,12 +100,15 @@ def prepare_run(
     count = len(probe.tiles())
     for name, conds in (("positive", positive), ("negative", negative)):
         check_conditioning(name, conds, count)
+        check_widths(name, conds, supir.dims)
+    check_same_picture(control, center)
     replaced = replaced_attention(
         model.model.diffusion_model, model.model_options["transformer_options"]
     )
     if replaced:
         notes.append(f"{replaced} attention calls per step are replaced by another pack.")
     captions = choose_captions(caption_count(positive), samples.shape[0], count)
+    check_rows(negative, samples.shape[0])
     return SampleRun(
         model,
         supir,
@@ -128,7 +134,7 @@ def run_sample(run: SampleRun, guard: GuardedRun) -> torch.Tensor:
     batch = samples.shape[0]
     levels = schedule(settings.sampler, settings.steps)
     sampler = make_sampler(settings.sampler, settings.s_churn, settings.s_noise, settings.eta)
-    indices = run.control.get("batch_index") or list(range(batch))
+    indices = batch_indices(run.control, batch)
     progress = BatchProgress(model, len(levels) - 1, batch)
     done: list[torch.Tensor] = []
     for k in range(batch):
@@ -153,6 +159,80 @@ def run_sample(run: SampleRun, guard: GuardedRun) -> torch.Tensor:
     return torch.cat(done)
 
 
+def batch_indices(latent: Any, batch: int) -> list[int]:
+    """Return the place of each picture in the batch it was taken from; it decides its seed.
+
+    Raises: ShapeError when the LATENT carries something else under ``batch_index``.
+    """
+    found = latent.get("batch_index")
+    if found is None:
+        return list(range(batch))
+    if not isinstance(found, list) or not all(isinstance(i, int) for i in found) or not found:
+        raise ShapeError(
+            f"control carries batch_index {found!r:.60}, but it is a list of whole numbers. Look at "
+            "the node that cut the batch."
+        )
+    return found
+
+
+def check_rows(negative: Any, batch: int) -> None:
+    """Refuse a negative conditioning with rows for other pictures than these. Raises: ShapeError."""
+    for cond, _ in negative:
+        if cond.shape[0] not in (1, batch):
+            raise ShapeError(
+                f"negative holds {cond.shape[0]} rows, but there are {batch} picture(s). Give one "
+                "negative prompt, or one row for each picture."
+            )
+
+
+def check_widths(name: str, conds: Any, dims: SupirDims) -> None:
+    """Refuse conditioning of another text encoder. Raises: ShapeError naming what differs."""
+    context, vector = dims.control.context_dim, dims.control.adm_in_channels - SIZE_CHANNELS
+    if not conds:
+        raise ShapeError(f"{name} is empty. Connect the {name} output of SUPIR Conditioning.")
+    for cond, extra in conds:
+        pooled = extra.get("pooled_output")
+        shape = tuple(getattr(cond, "shape", ()))
+        if len(shape) != 3 or 0 in shape or shape[-1] != context:
+            raise ShapeError(
+                f"{name} is {shape or type(cond).__name__} (batch, tokens, width), and the model wants "
+                f"a width of {context}. Connect a prompt encoded with the CLIP of the same checkpoint."
+            )
+        found = tuple(getattr(pooled, "shape", ()))
+        if len(found) != 2 or found[-1] != vector:
+            raise ShapeError(
+                f"{name} has a pooled output of {found or type(pooled).__name__}, and the model wants "
+                f"(batch, {vector}). Connect a prompt encoded with the CLIP of the same checkpoint."
+            )
+        if not bool(torch.isfinite(cond).all()):
+            raise ShapeError(f"{name} holds NaN or infinite values. Look at what encodes it.")
+
+
+def check_same_picture(control: Any, center: Any) -> None:
+    """Refuse latents of pictures of different sizes on one canvas. Raises: ShapeError."""
+    sizes = [
+        (c.width_px, c.height_px)
+        for latent in (control, center)
+        if latent is not None and isinstance(c := latent.get(WORK_KEY), Canvas)
+    ]
+    if len(set(sizes)) > 1:
+        raise ShapeError(
+            f"control belongs to a picture of {sizes[0][0]}x{sizes[0][1]} px and center to one of "
+            f"{sizes[1][0]}x{sizes[1][1]}. Connect both from the same First Stage node."
+        )
+
+
+def fit_masks(conds: Any, latent: Any) -> Any:
+    """Return conditioning whose masks lie on the latent's canvas as on its picture."""
+    return [
+        [
+            cond,
+            {**extra, "mask": fit_to_canvas(extra["mask"], latent)} if "mask" in extra else extra,
+        ]
+        for cond, extra in conds
+    ]
+
+
 def _on_step(callback: Any, guard: GuardedRun, before: int) -> Any:
     """Return the host's step callback that also tells the run's record."""
 
@@ -175,6 +255,7 @@ def _guider(run: SampleRun, k: int, guard: GuardedRun) -> SupirGuider:
         hint,
         center,
         *run.tile,
+        picture=picture_part(run.control),
         captions_per_tile=run.captions in ("tile", "image_tile"),
     )
     guider = SupirGuider(
@@ -182,7 +263,10 @@ def _guider(run: SampleRun, k: int, guard: GuardedRun) -> SupirGuider:
     )
     rows = {"image": 1, "image_tile": len(inputs.tiles())}.get(run.captions)
     positive = run.positive if rows is None else pick_rows(run.positive, k * rows, rows)
-    guider.set_conds(positive, run.negative)
+    negative = run.negative
+    if any(cond.shape[0] > 1 for cond, _ in negative):
+        negative = pick_rows(negative, k, 1)
+    guider.set_conds(fit_masks(positive, run.control), fit_masks(negative, run.control))
     return guider
 
 
@@ -194,8 +278,12 @@ def _mask(run: SampleRun, k: int) -> tuple[torch.Tensor | None, torch.Tensor]:
         return None, torch.zeros_like(samples, dtype=torch.float32, device="cpu")
     kept = run.control if run.center is None else run.center
     rows = kept["samples"]
-    if mask.ndim == 3:
-        mask = mask[:, None]
+    if not isinstance(mask, torch.Tensor) or mask.ndim < 2 or 0 in mask.shape:
+        raise ShapeError(
+            f"control carries a noise_mask that is {getattr(mask, 'shape', type(mask).__name__)}, but "
+            "a mask has at least one pixel. Look at the node that sets it."
+        )
+    mask = fit_to_canvas(mask.float().reshape(-1, 1, *mask.shape[-2:]), run.control)
     return mask[k % mask.shape[0]][None], rows[k % rows.shape[0]][None].float()
 
 

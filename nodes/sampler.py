@@ -54,14 +54,20 @@ def make_sampler(sampler: str, s_churn: float, s_noise: float, eta: float) -> An
     return comfy.samplers.KSAMPLER(sample_dpmpp_2m, {"eta": eta, "s_noise": s_noise})
 
 
-def _denoiser(model: Any, x: torch.Tensor, extra_args: dict[str, Any]) -> sampling.Denoise:
-    """Return ``denoise(x, call)`` over the host's model call, telling the guider where it stands."""
+def _denoiser(
+    model: Any, x: torch.Tensor, extra_args: dict[str, Any], plain: bool = False
+) -> sampling.Denoise:
+    """Return ``denoise(x, call)`` over the host's model call, telling the guider where it stands.
+
+    Args: plain: the sampler uses neither the control ramp nor restoration, as the original's.
+    """
     ones = x.new_ones([x.shape[0]])
     options = extra_args.get("model_options", {})
 
     def denoise(x: torch.Tensor, call: StepCall) -> torch.Tensor:
         host.check_cancel()
         told = {"step": call.step, "sigma": call.sigma, "sigma_next": call.sigma_next}
+        told["plain"] = plain
         inner = {**options.get("transformer_options", {}), WORK_KEY: told}
         args = {**extra_args, "model_options": {**options, "transformer_options": inner}}
         return model(x, call.sigma_hat * ones, **args)
@@ -130,7 +136,7 @@ def sample_dpmpp_2m(
     def noise_at(step: int) -> torch.Tensor:
         return tree(sigmas[step], sigmas[step + 1])
 
-    denoise = _denoiser(model, x, extra_args)
+    denoise = _denoiser(model, x, extra_args, plain=True)
     return sampling.restore_dpmpp_2m(
         denoise, x, sigmas, noise_at, eta=eta, s_noise=s_noise, on_step=_on_step(callback)
     )

@@ -36,6 +36,10 @@ def check_vae(vae: Any) -> None:
     """Refuse what is no VAE. Raises: ModelError."""
     if not hasattr(vae, "first_stage_model"):
         _refuse("vae", vae, "VAE", "the VAE of an SDXL checkpoint loader, or Load VAE,")
+    if vae.first_stage_model is None:
+        raise ModelError(
+            "vae is empty: the checkpoint has no VAE. Load one with Load VAE and connect it to vae."
+        )
 
 
 def check_supir(supir: Any) -> None:

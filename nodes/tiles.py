@@ -8,13 +8,16 @@ import torch
 from comfy_api.latest import io
 
 from ..supir.constants import WORK_KEY
-from ..supir.errors import ShapeError
+from ..supir.errors import SettingsError, ShapeError
 from ..supir.prepare import pad
 from ..supir.tiling import Window, windows
 from . import widgets
 from .picture import read_image, read_latent
 from .sample_request import latent_ratio, tile_cells
 from .types import CATEGORY, Canvas
+
+MAX_TILE_BYTES = 8 * 2**30
+"""Most memory the tiles may take as pictures."""
 
 
 def cut_tiles(image: Any, latent: Any, tile: int, overlap: int) -> torch.Tensor:
@@ -39,6 +42,13 @@ def cut_tiles(image: Any, latent: Any, tile: int, overlap: int) -> torch.Tensor:
     places = [Window(0, height, 0, width)]
     if tile:
         places = windows(height, width, tile, overlap)
+    side = (places[0].bottom - places[0].top) * (places[0].right - places[0].left)
+    needed = len(places) * picture.rgb.shape[0] * 3 * 4 * side * ratio**2
+    if needed > MAX_TILE_BYTES:
+        raise SettingsError(
+            f"tile_overlap_px makes {len(places)} tiles per picture, {needed / 2**30:.0f} GiB of pixels "
+            f"in all. Lower tile_overlap_px to half of tile_px or less."
+        )
     pixels = [Window(*(side * ratio for side in place)) for place in places]
     cut = [place.crop(one) for one in whole for place in pixels]
     return torch.stack(cut).movedim(1, -1)  # BCHW -> BHWC
@@ -81,6 +91,6 @@ class Tiles(io.ComfyNode):
         tile, overlap = tile_cells(tile_px, tile_overlap_px, latent)
         tiles = cut_tiles(image, latent, tile, overlap)
         ratio = latent_ratio(latent)
-        count = tiles.shape[0] // latent["samples"].shape[0]
+        count = tiles.shape[0] // image.shape[0]
         side = tile * ratio if tile else -1
         return io.NodeOutput(tiles, side, overlap * ratio, count)

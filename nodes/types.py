@@ -41,6 +41,7 @@ class Canvas:
         width_px, height_px: the picture; it is the top left corner of the padded canvas.
         padded_width_px, padded_height_px: the canvas the latent covers.
         alpha: [B, height, width, 1] transparency in 0..1, or None.
+        ratio: pixels one latent cell covers, as the VAE had it.
     """
 
     width_px: int
@@ -48,3 +49,4 @@ class Canvas:
     padded_width_px: int
     padded_height_px: int
     alpha: torch.Tensor | None = None
+    ratio: int = 8

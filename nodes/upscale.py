@@ -76,7 +76,8 @@ def restore_pictures(
             execution=guard.execution,
         )
         check_stage("Decode", decoded)
-    restored = fix_colors(crop_image(decoded, latent), stage.stage1, color_fix)
+    cropped, _ = crop_image(decoded, latent)
+    restored = fix_colors(cropped, stage.stage1, color_fix)
     return restored, [describe(run), *stage.notes, *run.notes, *([note] if note else [])]
 
 

@@ -69,6 +69,12 @@ class GuidanceSettings:
         """Return the control scale at the un-churned level of the step."""
         return ramp(self.control_start, self.control_end, sigma)
 
+    def unsteered(self) -> GuidanceSettings:
+        """Return the settings as SUPIR's DPM++ uses them: ``control_end`` throughout, no restoration."""
+        return GuidanceSettings(
+            self.cfg_start, self.cfg_end, self.control_end, self.control_end, -1.0
+        )
+
     @property
     def uses_control(self) -> bool:
         """Whether the control network takes part at any noise level."""

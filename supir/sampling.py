@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import torch
 
+from .errors import SettingsError
 from .guidance import StepCall
 
 Denoise = Callable[[torch.Tensor, StepCall], torch.Tensor]
@@ -30,6 +31,21 @@ def churn_gamma(
     if not s_tmin <= sigma <= s_tmax:
         return 0.0
     return min(s_churn / steps, math.sqrt(2.0) - 1.0)
+
+
+def check_levels(sigmas: torch.Tensor) -> list[float]:
+    """Return a schedule as numbers: finite, never rising, positive but for a last 0.
+
+    Raises: SettingsError naming sigmas and the levels that cannot be sampled.
+    """
+    levels = [float(s) for s in sigmas]
+    pairs = zip(levels, levels[1:], strict=False)
+    if all(math.inf > a > 0.0 and a >= b >= 0.0 for a, b in pairs):
+        return levels
+    raise SettingsError(
+        f"sigmas is {[round(s, 4) for s in levels[:8]]}, but noise levels must be finite, never rise, "
+        "and be above 0 until the last. Connect SUPIR Sigmas or a scheduler's sigmas."
+    )
 
 
 def restore_edm(
@@ -59,7 +75,7 @@ def restore_edm(
     Source: Karras et al. 2022, algorithm 2 without the second-order correction; SUPIR (Yu et al.
         2024) for the guidance inside ``denoise``.
     """
-    levels = [float(s) for s in sigmas]
+    levels = check_levels(sigmas)
     steps = len(levels) - 1
     for i, (sigma, sigma_next) in enumerate(zip(levels, levels[1:], strict=False)):
         gamma = churn_gamma(s_churn, steps, sigma, s_tmin, s_tmax)
@@ -98,7 +114,7 @@ def restore_dpmpp_2m(
         last step is first-order. One is not: at eta = 0 the original ends in 0 * inf; the limit is
         taken here.
     """
-    levels = [float(s) for s in sigmas]
+    levels = check_levels(sigmas)
     previous: torch.Tensor | None = None
     for i, (sigma, sigma_next) in enumerate(zip(levels, levels[1:], strict=False)):
         call = StepCall(i, sigma, sigma, sigma_next)
@@ -107,10 +123,12 @@ def restore_dpmpp_2m(
             on_step(i, x, denoised, call)
         if sigma_next == 0.0:
             return denoised
+        if sigma_next == sigma:  # a schedule may stay at a level: nothing to advance
+            continue
         h = math.log(sigma) - math.log(sigma_next)
         decay = (sigma_next / sigma) * math.exp(-eta * h)
         gain = -math.expm1(-(1.0 + eta) * h)
-        if previous is None:
+        if previous is None or levels[i - 1] == sigma:
             x = decay * x + gain * denoised
         else:
             r = (math.log(levels[i - 1]) - math.log(sigma)) / h

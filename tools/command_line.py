@@ -24,6 +24,7 @@ usage: python run.py COMMAND [options]
   test [--fast] [...]   run the tests on the newest ComfyUI, then those that need one on the
                         oldest; --fast leaves out those that need ComfyUI or a browser;
                         everything else goes to pytest, e.g. test tests/parity -k edm
+  doctor                judge the GPU of the Python that calls it (ComfyUI's); sets nothing up
   smoke [VERSION ...]   start every ComfyUI version the pack is made for, run one small picture
   bench [--full] [...]  run the benchmarks; --full: true-size random-weight models, about 10 GB
                         of scratch disk and 18 GB of memory; --write: into docs/benchmarks.md

@@ -328,7 +328,10 @@ def find_nonfinite(
         cause = (
             f"{dtype} has the range, so a kernel returned wrong numbers or the input was damaged"
         )
-        advice = "Run the Preflight node, and update the driver if it reports wrong numbers."
+        advice = (
+            "Check the connected pictures, masks, prompts and model files; on an Intel GPU run "
+            "`python run.py doctor`, and update the driver if it reports wrong numbers."
+        )
     return NonFiniteError(
         f"{stage} produced NaN or infinite values: {bad} of {tensor.numel()} in {dtype}. Likely "
         f"cause: {cause}. {advice}"

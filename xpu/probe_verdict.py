@@ -201,7 +201,9 @@ def _one_class(case: _Case) -> Verdict | None:
     if way == "cpu_block":
         costs = round_trip_costs(name, case.measured)
         if costs is None:
-            notes = ("The cost of the workaround was not measured; run the Preflight node.",)
+            notes = (
+                "The cost of the workaround was not measured; run the whole battery (run.py doctor).",
+            )
         elif not costs.is_worth_it:
             return Verdict("retreat", "economics", f"{reason}, and {costs.sentence}", UPDATE)
         else:
@@ -335,7 +337,7 @@ def _notes(case: _Case, verdict: Verdict) -> list[str]:
     if not battery.covered:
         notes.append("torch holds no kernels compiled for this device; first uses take minutes.")
     if verdict.status in ("healthy", "degraded") and not battery.stages >= {4, 5, 6}:
-        notes.append("Only the simplest operations were tried; the Preflight node tries all.")
+        notes.append("Only the simplest operations were tried; run.py doctor tries all.")
     if verdict.status == "retreat" and is_unsupported(battery):
         notes.append("The device is older than what PyTorch's XPU backend supports.")
     return notes

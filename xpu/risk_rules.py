@@ -99,7 +99,7 @@ def rule_unsupported(case: Case) -> Risk | None:
         case.profile.base_points,
         f"{case.facts.name or case.facts.family} is older than what PyTorch's XPU backend supports"
         f"; preflight: {case.settings.preflight}. {case.profile.note}",
-        "Run the Preflight node; if it does not pass, start ComfyUI with --cpu.",
+        "Run `python run.py doctor`; if it does not pass, start ComfyUI with --cpu.",
     )
 
 
@@ -114,7 +114,7 @@ def rule_unknown(case: Case) -> Risk | None:
         f"Nothing is known about {case.facts.name or 'this device'} (family "
         f"{case.facts.family}, {case.facts.os or 'unknown system'}, driver "
         f"{case.facts.driver or 'unknown'}); the careful profile judges it.",
-        "Run the Preflight node to replace guesses by measurements.",
+        "Run `python run.py doctor` to replace guesses by measurements.",
     )
 
 

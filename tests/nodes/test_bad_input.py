@@ -201,7 +201,9 @@ class FakeBase:
         self.model.diffusion_model = fake_unet
         self.model.model_type = SimpleNamespace(name=prediction)
         sampling = real.get_model_object("model_sampling")
-        self.sampling = SimpleNamespace(sigma_max=sigma_max or sampling.sigma_max)
+        self.sampling = type(sampling)()
+        if sigma_max:
+            self.sampling.register_buffer("sigmas", sampling.sigmas * sigma_max / 14.6146)
 
     def get_model_object(self, name):
         assert name == "model_sampling"
@@ -317,6 +319,71 @@ def test_a_denoise_encoder_of_another_width_is_refused(demo):
     wrong = {k: v.repeat_interleave(2, 0) for k, v in demo.supir.denoise_encoder.items()}
     with pytest.raises(CheckpointError, match="VAE"):
         demo.first_stage(demo.vae, replace(demo.supir, denoise_encoder=wrong), demo.image, 1.0)
+
+
+@pytest.mark.parametrize("kind", ["v_prediction", "x0", "lcm"])
+def test_a_base_patched_to_another_prediction_is_refused(demo, kind):
+    from comfy_extras.nodes_model_advanced import ModelSamplingDiscrete
+    from supir_xpu.supir.errors import ModelError
+
+    node = ModelSamplingDiscrete()
+    patched = node.patch(demo.model, kind, False)[0]
+    with pytest.raises(ModelError, match="patched to predict"):
+        demo.run(model=patched)
+    plain = node.patch(demo.model, "eps", False)[0]
+    assert torch.isfinite(demo.run_latent(model=plain, steps=1)).all()
+
+
+@pytest.mark.parametrize("levels", [[1.0, 5.0, 0.0], [14.6, 0.0, 0.0], [5.0, float("nan"), 0.0]])
+def test_schedules_that_cannot_be_sampled_are_refused(levels):
+    from supir_xpu.supir.errors import SettingsError
+    from supir_xpu.supir.sampling import restore_dpmpp_2m, restore_edm
+
+    for sampler in (restore_edm, restore_dpmpp_2m):
+        with pytest.raises(SettingsError, match="sigmas is"):
+            sampler(lambda x, call: x, torch.zeros(1), torch.tensor(levels), lambda i: 0.0)
+
+
+def test_a_schedule_that_stays_at_a_level_is_sampled():
+    from supir_xpu.supir.sampling import restore_dpmpp_2m
+
+    levels = torch.tensor([14.6, 5.0, 5.0, 1.0, 0.0])
+    x = torch.randn(1, 4, 4, 4)
+    out = restore_dpmpp_2m(lambda x, call: x * 0.1, x, levels, lambda i: torch.zeros_like(x))
+    assert torch.isfinite(out).all()
+
+
+def test_conditioning_of_another_encoder_is_refused_by_its_width(demo):
+    from supir_xpu.supir.errors import ShapeError
+
+    cond, extra = demo.positive[0]
+    for wrong, says in (
+        ([[cond[..., :32], extra]], "a width of 64"),
+        ([[cond, {**extra, "pooled_output": None}]], "pooled output of NoneType"),
+        ([], "positive is empty"),
+    ):
+        with pytest.raises(ShapeError, match=says):
+            demo.run(positive=wrong)
+
+
+def test_integer_weights_are_refused_by_their_dtype(models, supir_tensors):
+    save_file({k: v.to(torch.int8) for k, v in supir_tensors.items()}, models / "int8.safetensors")
+    assert len(message_of("int8.safetensors", "I8", "fp16 version")) < 400
+
+
+def test_names_that_differ_in_case_are_two_files_and_a_shared_base_name_is_asked_about(
+    models, supir_tensors
+):
+    from supir_xpu.nodes.load import find_supir_file
+    from supir_xpu.supir.errors import CheckpointError
+
+    for folder in ("v0F", "v0Q"):
+        (models / folder).mkdir()
+        save_file(supir_tensors, models / folder / "SUPIR.safetensors")
+    assert find_supir_file("v0Q/SUPIR.safetensors").endswith("SUPIR.safetensors")
+    assert "v0Q" in find_supir_file("v0Q\\SUPIR.safetensors")
+    with pytest.raises(CheckpointError, match="2 files have its base name"):
+        find_supir_file("old/SUPIR.safetensors")
 
 
 def test_a_correct_run_works_after_every_failure(demo):

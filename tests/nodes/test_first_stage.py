@@ -81,13 +81,44 @@ def test_encode_then_decode_keeps_the_size(demo):
     assert tuple(demo.decode(demo.vae, latent).result[0].shape) == (1, 33, 47, 4)
 
 
-def test_a_resized_latent_is_decoded_whole(demo):
+def test_a_resized_latent_is_cut_in_proportion(demo):
     latent = demo.encode(demo.vae, picture(1, 33, 47, 3)).result[0]
     bigger = {
         **latent,
         "samples": torch.nn.functional.interpolate(latent["samples"], scale_factor=2),
     }
-    assert tuple(demo.decode(demo.vae, bigger).result[0].shape) == (1, 128, 128, 3)
+    assert tuple(demo.decode(demo.vae, bigger).result[0].shape) == (1, 66, 94, 3)
+
+
+def test_a_reshaped_latent_is_decoded_whole_and_says_so(demo):
+    latent = demo.encode(demo.vae, picture(1, 33, 70, 3)).result[0]
+    turned = {**latent, "samples": latent["samples"].transpose(2, 3).contiguous()}
+    out = demo.decode(demo.vae, turned)
+    assert tuple(out.result[0].shape) == (1, 128, 64, 3)
+    assert "reshaped" in out.ui["text"][0]
+
+
+def test_transparency_follows_the_pictures_of_a_cut_batch(demo):
+    image = picture(3, 20, 20, 4)
+    for k in range(3):
+        image[k, ..., 3] = 0.1 + 0.4 * k
+    latent = demo.encode(demo.vae, image).result[0]
+    last = {**latent, "samples": latent["samples"][2:], "batch_index": [2]}
+    assert abs(demo.decode(demo.vae, last).result[0][..., 3].mean().item() - 0.9) < 1e-3
+    joined = {**latent, "samples": latent["samples"][:2]}
+    out = demo.decode(demo.vae, joined)
+    assert out.result[0].shape[-1] == 3
+    assert "transparency is left out" in out.ui["text"][0]
+
+
+def test_a_mask_of_the_picture_is_padded_not_stretched(demo):
+    image = picture(1, 65, 65, 3)
+    _, control, center = demo.first_stage(demo.vae, demo.supir, image, 1.0).result
+    mask = torch.zeros(1, 1, 65, 65)
+    mask[..., 33:] = 1.0
+    out = demo.run_latent(control={**control, "noise_mask": mask}, center=center, steps=2)
+    changed = ((out - center["samples"]).abs().amax((0, 1, 2)) > 1e-3).nonzero().flatten()
+    assert 8 <= changed[0] <= 9, "the right half of a picture of 16 cells begins at cell 8"
 
 
 def test_color_fix_moves_the_mean_color_to_the_reference(demo):
