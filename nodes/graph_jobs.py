@@ -138,7 +138,7 @@ def whole_run(
     Raises: SettingsError, ShapeError naming the input that cannot work.
     """
     g = plan_geometry(size.width_px, size.height_px, upscale_by)
-    canvas = Canvas(g.width_px, g.height_px, g.padded_width_px, g.padded_height_px)
+    canvas = Canvas(g.width_px, g.height_px, g.padded_width_px, g.padded_height_px, ratio=ratio)
     images = size.images or 1
     cells = LatentSize(g.padded_width_px // ratio, g.padded_height_px // ratio, images, canvas)
     latent = meta_latent(cells, images)

@@ -54,7 +54,7 @@ def on_canvas(size: ImageSize, by: float, ratio: int | None) -> tuple[Size, Size
     picture = ImageSize(g.width_px, g.height_px, size.images)
     if ratio is None:
         return picture, None
-    canvas = Canvas(g.width_px, g.height_px, g.padded_width_px, g.padded_height_px)
+    canvas = Canvas(g.width_px, g.height_px, g.padded_width_px, g.padded_height_px, ratio=ratio)
     width, height = g.padded_width_px // ratio, g.padded_height_px // ratio
     return picture, LatentSize(width, height, size.images, canvas)
 

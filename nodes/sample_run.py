@@ -14,6 +14,7 @@ from ..supir.demo_model import SIZE_EMBEDDING as SIZE_CHANNELS
 from ..supir.errors import ShapeError
 from ..supir.injection import replaced_attention
 from ..supir.layout import SupirDims
+from ..xpu.device import host_region
 from . import host
 from .condition import caption_count, pick_rows
 from .execution import check_stage
@@ -204,7 +205,9 @@ def check_widths(name: str, conds: Any, dims: SupirDims) -> None:
                 f"{name} has a pooled output of {found or type(pooled).__name__}, and the model wants "
                 f"(batch, {vector}). Connect a prompt encoded with the CLIP of the same checkpoint."
             )
-        if not bool(torch.isfinite(cond).all()):
+        with host_region():  # a check of the input, not work of the run
+            finite = bool(torch.isfinite(cond).all())
+        if not finite:
             raise ShapeError(f"{name} holds NaN or infinite values. Look at what encodes it.")
 
 
