@@ -76,9 +76,13 @@ def test_seeds_out_of_range_are_refused(server, workflow, make_picture, seed):
 
 
 @pytest.fixture
-def with_file(server, workflow):
+def with_file(server, workflow, make_picture):
     """Put LoadSUPIR of a named file into the workflow, and give the good file and its folder."""
-    # Load SUPIR Demo writes its file once it has run.
+    first = workflow.copy()  # Load SUPIR Demo writes its file when it runs
+    first[workflow.node("LoadImage")]["inputs"]["image"] = server.upload(
+        make_picture(64, 64, seed=10)
+    )
+    server.run(first, timeout=120)
     (good,) = (server.base_dir / "temp").rglob("SUPIR-demo-*.safetensors")
     folder = server.base_dir / "models" / "supir"
     folder.mkdir(parents=True, exist_ok=True)

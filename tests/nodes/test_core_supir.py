@@ -1,19 +1,14 @@
 """Against ComfyUI's own SUPIR parts on the same weights: equal where both compute the same thing.
 
-Where they differ, the test states the original's formula and that ours is that value. Hosts older
-than their SUPIR have nothing to compare with, so this module is not collected there.
+Where they differ, the test states the original's formula and that ours is that value.
 """
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import pytest
 import torch
 
-pytestmark = pytest.mark.host
-__test__ = (Path(os.environ.get("COMFYUI_ROOT", "")) / "comfy" / "ldm" / "supir").is_dir()
+pytestmark = [pytest.mark.host, pytest.mark.core_supir]
 
 WIDTH = 64
 SIGMA_MAX = 14.6146

@@ -312,6 +312,7 @@ def state_shapes(module):
 
 
 @pytest.mark.host
+@pytest.mark.core_supir
 @pytest.mark.parametrize("size", ["golden 64", "golden 32", "flat", "half flat"])
 def test_comfyui_s_control_encoder_has_the_planned_tensors(operations, size):
     from comfy.ldm.supir.supir_modules import GLVControl
@@ -332,6 +333,7 @@ def test_comfyui_s_control_encoder_has_the_planned_tensors(operations, size):
 
 
 @pytest.mark.host
+@pytest.mark.core_supir
 def test_comfyui_s_whole_supir_model(operations):
     from comfy.ldm.supir.supir_modules import SUPIR
 

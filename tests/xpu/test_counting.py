@@ -78,6 +78,7 @@ def step(bench):
 
 
 @pytest.mark.host
+@pytest.mark.core_supir
 def test_targets_at_the_largest_latent(step):
     shapes, with_policy = step
     assert shapes.total() == 210
@@ -93,6 +94,7 @@ def test_targets_at_the_largest_latent(step):
 
 
 @pytest.mark.host
+@pytest.mark.core_supir
 def test_counting_call_by_call_equals_counting_the_step(bench):
     model = bench.make_model("supir")
     for attention in ("planned:64:math",):
