@@ -125,9 +125,22 @@ def enforce(verdict: Verdict, mode: RiskMode) -> None:
 def explain(verdict: Verdict) -> str:
     """Return the verdict as text, one risk per line, severest first."""
     size = verdict.size
+    points = ""
+    if verdict.score > 0:
+        points = f", {verdict.score:g} points (warn from {WARN_AT:g}, block from {BLOCK_AT:g})"
     head = (
-        f"Risk {verdict.severity}: {verdict.score:g} points (warn from {WARN_AT:g}, block from "
-        f"{BLOCK_AT:g}) for {size.launches} launches and {size.seconds:.0f} s predicted busy time."
+        f"Risk {verdict.severity}{points}: {size.launches:,} launches, about "
+        f"{duration(size.seconds)} of busy time predicted."
     )
-    lines = [f"[{r.code}, +{r.points:g}] {r.message} {r.action}" for r in verdict.risks]
+    lines = [
+        f"[{r.code}{f', +{r.points:g}' if r.points else ''}] {r.message} {r.action}"
+        for r in verdict.risks
+    ]
     return "\n".join([head, *lines])
+
+
+def duration(seconds: float) -> str:
+    """Return a span of time as a person says it: seconds, minutes or hours."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

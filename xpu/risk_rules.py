@@ -56,8 +56,8 @@ def rule_memory(case: Case) -> Risk | None:
             0.0,
             f"{what}weights; the device has {gib(facts.total_bytes)}, of which {gib(usable)} can "
             "be planned for.",
-            "Lower tile_px, workspace_mb or upscale_by.",
-            "tile_px",
+            f"{_lower(case)}, or make a smaller picture: lower upscale_by, where it is enlarged.",
+            "tile_px" if plan.steps else "workspace_mb",
         )
     if need > usable:
         return Risk(
@@ -66,10 +66,18 @@ def rule_memory(case: Case) -> Risk | None:
             0.0,
             f"{what}weights; both do not fit into {gib(usable)}, so ComfyUI moves weights in and "
             "out during the run, which is slow.",
-            "Lower tile_px or workspace_mb, or use smaller weights.",
-            "tile_px",
+            f"{_lower(case)}, or use smaller weights.",
+            "tile_px" if plan.steps else "workspace_mb",
         )
     return None
+
+
+def _lower(case: Case) -> str:
+    """Name the inputs that the planned node has and that make its run smaller."""
+    samples = case.plan.steps > 0
+    if samples and any(p.name != "sample" for p in case.plan.phases):
+        return "Lower tile_px or workspace_mb"
+    return "Lower tile_px" if samples else "Lower workspace_mb"
 
 
 def rule_driver(case: Case) -> Risk | None:
