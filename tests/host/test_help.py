@@ -53,6 +53,12 @@ def test_pages_name_exactly_the_inputs_and_outputs_of_their_nodes(nodes):
             assert f"## {heading}\n" in page, name
 
 
+def test_pages_mark_exactly_the_inputs_that_may_stay_empty(nodes):
+    for name, page in pages(nodes).items():
+        marked = {key for key, text in rows(page, "Inputs").items() if text.startswith("Optional")}
+        assert marked == set(nodes[name]["input"].get("optional", {})), name
+
+
 def test_pages_tell_ranges_defaults_and_choices_as_the_nodes_have_them(nodes):
     for name, page in pages(nodes).items():
         told = rows(page, "Inputs")
