@@ -51,6 +51,9 @@ THREADS_BY_US = "SUPIR_XPU_TEST_THREADS"
 FRONT_END = "COMFYUI_FRONT_END"
 """Tells the tests which front end files a server has to be started with."""
 
+ON_OLDER_HOSTS = "(host or web) and not newest"
+"""Which tests run on a ComfyUI that is not the newest."""
+
 CLEAN_UP_SECONDS = 30.0
 
 Call = Callable[[Sequence[str], dict[str, str]], int]
@@ -236,7 +239,7 @@ def test_on(session: Session, options: Options, source: HostSource) -> int:
     front_end = session.prepare_front_end(source)
     if front_end is not None:
         env[FRONT_END] = str(front_end)
-    only = [] if source is NEWEST else ["-m", "host"]
+    only = [] if source is NEWEST else ["-m", ON_OLDER_HOSTS]
     print(f"\nTests on ComfyUI {source.version}{', those that need it' if only else ''}")
     return session.run("-c", PYTEST, *only, *spread(options.rest), *options.rest, env=env)
 

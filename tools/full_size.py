@@ -1,7 +1,8 @@
-"""``run.py bench --full``: SDXL and SUPIR at their true size through the real ComfyUI.
+"""``run.py bench --full``: SDXL and SUPIR at true size, by this pack and by ComfyUI's own nodes.
 
-The files hold random weights, so this measures loading, speed and memory, not pictures. Runs
-inside ``.venv``. Scratch files lie in ``.cache/full_size`` and are deleted whatever happens.
+The files hold random weights, so this measures loading, speed, memory and agreement, not pictures.
+Each side has a server process of its own, one after the other. Runs inside ``.venv``. Scratch files
+lie in ``.cache/full_size`` and are deleted whatever happens.
 """
 
 from __future__ import annotations
@@ -11,103 +12,79 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from statistics import median
 
 import psutil
-from benchmark_table import Row, figure
+import torch
+from benchmark_table import Row
+from full_size_prompts import (
+    SDXL_NAME,
+    STEPS,
+    SUPIR_NAME,
+    Prompt,
+    complete,
+    core_prompt,
+    our_prompt,
+)
 from host_events import Listener, Timeline
-from host_server import start_server
+from host_server import Server, start_server
 from PIL import Image
 from random_checkpoints import file_bytes, key_list, text_encoder_shapes, write_random
+from safetensors.torch import load_file
 
 TITLE = "Full size"
 ROOT = Path(__file__).resolve().parents[1]
 KEYS = ROOT / "tests" / "parity" / "golden" / "supir_v0_keys.json.gz"
 PHOTO = ROOT / "tools" / "photo" / "chelsea.jpg"
 SCRATCH = ROOT / ".cache" / "full_size"
-SDXL_NAME, SUPIR_NAME = "full_size_sdxl.safetensors", "full_size_supir.safetensors"
 SIDE_PX = 256
-STEPS = 2
 SPARE_BYTES = 1 << 30
 MEMORY_BYTES = 18 << 30
 RUN_SECONDS = 3600.0
 
 DESCRIPTION = f"""\
-Random-weight float16 files at true size (SDXL with both text encoders, SUPIR), loaded by
-`CheckpointLoaderSimple` and *Load SUPIR* in a real ComfyUI server on the CPU;
-{SIDE_PX} x {SIDE_PX} px, {STEPS} steps of `restore_edm`. Peak memory is the server process's
-resident maximum, file mappings included. The first step includes getting the weights ready."""
+Random-weight float16 files at true size (SDXL with both text encoders, SUPIR) in a real ComfyUI
+server on the CPU, one process per side, one run each, this pack first; {SIDE_PX} x {SIDE_PX} px,
+{STEPS} steps of Euler on the same noise and words, control 1, restore_cfg 4, cfg 4. *ComfyUI* is
+`ModelPatchLoader`, `SUPIRApply` and `KSampler`. The first step includes getting the weights ready.
+CPU seconds are of the server process, all threads. Peak memory is its resident maximum, file mappings
+included."""
 
 
 class FullSizeError(RuntimeError):
     """The benchmark cannot run here; the message says why."""
 
 
-def make_prompt(picture: str) -> dict[str, Any]:
-    """The whole restoration as an API prompt, on the two big files."""
+@dataclass(frozen=True)
+class Measured:
+    """One side's run: seconds per node, per step (clock and processor), memory, and its latent."""
 
-    def node(class_type: str, **inputs: Any) -> dict[str, Any]:
-        return {"class_type": class_type, "inputs": inputs}
-
-    return {
-        "base": node("CheckpointLoaderSimple", ckpt_name=SDXL_NAME),
-        "supir": node("SUPIR_XPU_LoadSUPIR", supir_name=SUPIR_NAME),
-        "photo": node("LoadImage", image=picture),
-        "first": node(
-            "SUPIR_XPU_FirstStage",
-            **{"vae": ["base", 2], "supir": ["supir", 0], "image": ["photo", 0]},
-            upscale_by=1.0,
-        ),
-        "words": node(
-            "SUPIR_XPU_Conditioning", clip=["base", 1], positive="a cat", negative="blurry"
-        ),
-        "sample": node(
-            "SUPIR_XPU_Sample",
-            model=["base", 0],
-            supir=["supir", 0],
-            positive=["words", 0],
-            negative=["words", 1],
-            control=["first", 1],
-            center=["first", 2],
-            **{"seed": 1, "steps": STEPS, "sampler": "restore_edm"},
-            **{"cfg_start": 4.0, "cfg_end": 4.0, "control_start": 1.0, "control_end": 1.0},
-            **{"restore_cfg": 4.0, "s_churn": 5.0, "s_noise": 1.003, "eta": 1.0},
-        ),
-        "decode": node("SUPIR_XPU_Decode", vae=["base", 2], latent=["sample", 0]),
-        "color": node(
-            "SUPIR_XPU_ColorFix", image=["decode", 0], reference=["first", 0], method="wavelet"
-        ),
-        "save": node("SaveImage", images=["color", 0], filename_prefix="full_size"),
-    }
-
-
-def complete(prompt: dict[str, Any], object_info: dict[str, Any]) -> None:
-    """Give every required widget that a prompt does not set its default, in place."""
-    for node in prompt.values():
-        required = object_info[node["class_type"]]["input"].get("required", {})
-        for name, (_, *options) in required.items():
-            if name not in node["inputs"] and options and "default" in options[0]:
-                node["inputs"][name] = options[0]["default"]
+    nodes: dict[str, float]
+    steps: list[float]
+    cpu_steps: list[float]
+    peak_bytes: int
+    latent: torch.Tensor
 
 
 def run() -> list[Row]:
-    """Make the files, run the server, delete the files; return what was measured.
+    """Make the files, run both servers, delete the files; return what was measured.
 
     Raises: FullSizeError for want of disk or memory, or when the picture is wrong; PromptError.
     """
     comfyui = Path(os.environ["COMFYUI_ROOT"])
     shutil.rmtree(SCRATCH, ignore_errors=True)  # of a run that was killed
     try:
-        seconds = make_files(comfyui)
-        return [figure("making the files", seconds, "s"), *measure(comfyui)]
+        make_files(comfyui)
+        return rows(measure(comfyui, our_prompt), measure(comfyui, core_prompt))
     finally:
         shutil.rmtree(SCRATCH, ignore_errors=True)
 
 
-def make_files(comfyui: Path) -> float:
-    """Write both checkpoints into the scratch folder; return the seconds it took."""
+def make_files(comfyui: Path) -> None:
+    """Write both checkpoints into the scratch folder. Raises: FullSizeError."""
     base, supir = key_list(KEYS)
     base |= text_encoder_shapes(comfyui)
     needed = file_bytes(base) + file_bytes(supir)
@@ -125,55 +102,85 @@ def make_files(comfyui: Path) -> float:
             f"{available / 2**30:.1f} GiB are available. Close other programs."
         )
     print(f"Writing {needed / 2**30:.1f} GiB of random weights to {SCRATCH} ...", flush=True)
-    started = time.monotonic()
     for folder, name, shapes, seed in (
         ("checkpoints", SDXL_NAME, base, 1),
-        ("supir", SUPIR_NAME, supir, 2),
+        ("model_patches", SUPIR_NAME, supir, 2),
     ):
         path = SCRATCH / "models" / folder / name
         path.parent.mkdir(parents=True)
         write_random(path, shapes, seed)
-    return time.monotonic() - started
 
 
-def measure(comfyui: Path) -> list[Row]:
-    """Run the prompt once on a fresh server."""
+def measure(comfyui: Path, make_prompt: Callable[[str, int], Prompt]) -> Measured:
+    """Run a prompt once on a fresh server. Raises: FullSizeError, PromptError, ServerError."""
     photo = SCRATCH / "photo.png"
     with Image.open(PHOTO) as image:
         image.crop((80, 20, 80 + SIDE_PX, 20 + SIDE_PX)).save(photo)
     print("Starting ComfyUI and restoring one picture ...", flush=True)
+    shutil.rmtree(SCRATCH / "output", ignore_errors=True)
     with start_server(comfyui, ROOT, SCRATCH) as server:
-        prompt = make_prompt(server.upload(photo))
+        prompt = make_prompt(server.upload(photo), SIDE_PX)
         complete(prompt, server.get("/object_info").json())
-        with peak_memory(server.process.pid) as peak, Listener(server) as heard:
-            entry = server.run(prompt, RUN_SECONDS, heard.client_id)
-            deadline = time.monotonic() + 2.0
-            while heard.timeline.ended is None and time.monotonic() < deadline:
-                time.sleep(0.02)
-        picture = SCRATCH / "restored.png"
-        picture.write_bytes(server.view(entry["outputs"]["save"]["images"][0]))
+        process = psutil.Process(server.process.pid)
+        with peak_memory(process.pid) as peak, Listener(server) as heard:
+            heard.timeline.cpu_clock = lambda: sum(process.cpu_times()[:2])
+            picture = run_prompt(server, prompt, heard)
         complaints = load_complaints(server.log_path)
     check_picture(picture)
     if complaints:
         raise FullSizeError("ComfyUI did not take all weights:\n" + "\n".join(complaints))
-    return rows(heard.timeline, peak[0])
+    latents = list((SCRATCH / "output").rglob("*.latent"))
+    if len(latents) != 1:
+        raise FullSizeError(f"The run kept {len(latents)} latents, not one.")
+    return summary(heard.timeline, peak[0], load_file(latents[0])["latent_tensor"])
 
 
-def rows(timeline: Timeline, peak_bytes: int) -> list[Row]:
-    """The figures of one run."""
-    nodes = timeline.seconds_per_node()
+def run_prompt(server: Server, prompt: Prompt, heard: Listener) -> Path:
+    """Run a prompt to its end; return the picture it saved."""
+    entry = server.run(prompt, RUN_SECONDS, heard.client_id)
+    deadline = time.monotonic() + 2.0
+    while heard.timeline.ended is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    picture = SCRATCH / "restored.png"
+    picture.write_bytes(server.view(entry["outputs"]["save"]["images"][0]))
+    return picture
+
+
+def summary(timeline: Timeline, peak_bytes: int, latent: torch.Tensor) -> Measured:
+    """What one run was heard to do. Raises: FullSizeError if a step is missing."""
     steps = timeline.seconds_per_step("sample")
     if len(steps) != STEPS:
         raise FullSizeError(f"{len(steps)} steps were reported instead of {STEPS}.")
+    cpu = timeline.cpu_seconds_per_step("sample")
+    return Measured(timeline.seconds_per_node(), steps, cpu, peak_bytes, latent)
+
+
+def rows(ours: Measured, core: Measured) -> list[Row]:
+    """Both sides and their ratio; the latents' largest difference in parts of the largest value."""
+
+    def row(what: str, unit: str, read: Callable[[Measured], float]) -> Row:
+        mine, theirs = read(ours), read(core)
+        ratio = f"{mine / theirs:.3f}" if theirs else "-"
+        return {
+            "figure": what,
+            "SUPIR XPU": round(mine, 2),
+            "ComfyUI": round(theirs, 2),
+            "ratio": ratio,
+            "unit": unit,
+        }
+
+    apart = (ours.latent - core.latent).abs().max() / core.latent.abs().max()
     return [
-        figure("loading SDXL", nodes["base"], "s"),
-        figure("loading SUPIR", nodes["supir"], "s"),
-        figure("first stage", nodes["first"], "s"),
-        figure("prompts", nodes["words"], "s"),
-        *(figure(f"step {i}", seconds, "s") for i, seconds in enumerate(steps, 1)),
-        figure("decode", nodes["decode"], "s"),
-        figure("whole run", sum(nodes.values()), "s"),
-        figure("peak resident memory", peak_bytes / 2**30, "GiB"),
+        row("loading SDXL", "s", lambda m: m.nodes["base"]),
+        row("loading SUPIR", "s", lambda m: m.nodes["supir"]),
+        row("encode, decode, encode before sampling", "s", lambda m: m.nodes["first"]),
+        row("first step", "s", lambda m: m.steps[0]),
+        row("later steps, median", "s", lambda m: median(m.steps[1:])),
+        row("later steps, median", "CPU s", lambda m: median(m.cpu_steps)),
+        row("decode", "s", lambda m: m.nodes["decode"]),
+        row("whole run", "s", lambda m: sum(m.nodes.values())),
+        row("peak resident memory", "GiB", lambda m: m.peak_bytes / 2**30),
+        {"figure": "largest difference of the latents", "value": f"{float(apart):.1e}"},
     ]
 
 

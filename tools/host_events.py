@@ -10,6 +10,7 @@ import json
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,15 +28,20 @@ class Step:
     value: int
     total: int
     at: float
+    cpu: float = 0.0
 
 
 @dataclass
 class Timeline:
-    """What was heard: node starts and progress, with arrival times (``time.monotonic``)."""
+    """What was heard: node starts and progress, with arrival times (``time.monotonic``).
+
+    ``cpu_clock``, if given, is read at each advance of a bar: processor seconds used until then.
+    """
 
     starts: list[tuple[str, float]] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     ended: float | None = None
+    cpu_clock: Callable[[], float] | None = None
 
     def hear(self, kind: str, data: dict[str, Any], now: float) -> None:
         """Take in one event of the server."""
@@ -43,7 +49,8 @@ class Timeline:
             self.starts.append((str(data["node"]), now))
         elif kind == "progress":
             node, value, total = str(data.get("node")), int(data["value"]), int(data["max"])
-            self.steps.append(Step(node, value, total, now))
+            cpu = self.cpu_clock() if self.cpu_clock is not None else 0.0
+            self.steps.append(Step(node, value, total, now, cpu))
         elif kind in ("execution_success", "execution_error", "execution_interrupted"):
             self.ended = now
 
@@ -61,6 +68,11 @@ class Timeline:
         times = [start for name, start in self.starts if name == node][:1]
         times += [step.at for step in self.steps if step.node == node and step.value > 0]
         return [late - early for early, late in zip(times, times[1:], strict=False)]
+
+    def cpu_seconds_per_step(self, node: str) -> list[float]:
+        """Processor seconds of each step of one node's bar after its first advance."""
+        used = [step.cpu for step in self.steps if step.node == node and step.value > 0]
+        return [late - early for early, late in zip(used, used[1:], strict=False)]
 
 
 class Listener:

@@ -225,6 +225,7 @@ BODIES = [
 ]
 
 
+@pytest.mark.newest
 def test_bodies_that_are_no_prompts_get_comfyuis_own_answers(strict, tmp_path):
     """Compared with the same ComfyUI without any custom node."""
     with launch(tmp_path / "plain", "--disable-all-custom-nodes") as plain:

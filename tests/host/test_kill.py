@@ -144,11 +144,11 @@ def status(server):
 @pytest.mark.parametrize(
     ("phase", "reboots"),
     [
-        ("encode_control", True),
-        ("decode_stage1", False),
-        ("encode_center", False),
+        pytest.param("encode_control", True, marks=pytest.mark.newest),
+        pytest.param("decode_stage1", False, marks=pytest.mark.newest),
+        pytest.param("encode_center", False, marks=pytest.mark.newest),
         ("sample", True),
-        ("decode", True),
+        pytest.param("decode", True, marks=pytest.mark.newest),
     ],
 )
 def test_a_kill_in_a_phase_is_reported_and_a_reboot_tightens(machine, workflow, phase, reboots):

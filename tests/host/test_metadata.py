@@ -198,6 +198,7 @@ def read_png(server, entry):
     return Image.open(io.BytesIO(server.view(ref)))
 
 
+@pytest.mark.newest
 def test_a_server_that_keeps_nothing_makes_the_same_picture(
     server, start_server_with, workflow, make_picture, saved
 ):

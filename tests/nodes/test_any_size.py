@@ -102,7 +102,7 @@ def test_tiles_that_differ_are_joined_by_a_ramp_not_an_edge(demo, monkeypatch):
     [
         ((512, 512), 1024, 512),  # each of these failed or gave no tile in the old wrapper
         ((64, 512), 256, 128),
-        ((112, 112), 96, 92),  # one cell less than the tile
+        pytest.param((112, 112), 96, 92, marks=pytest.mark.newest),  # one cell less than the tile
         ((320, 64), 128, 0),
         ((256, 320), 255, 1),
     ],

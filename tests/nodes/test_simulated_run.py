@@ -175,6 +175,7 @@ def test_off_an_intel_gpu_nothing_is_attached(demo, case, monkeypatch):
     assert run.executions == []
 
 
+@pytest.mark.newest
 def test_true_size_every_attention_call_is_planned_and_every_tick_an_upper_bound(case, monkeypatch):
     """SDXL and SUPIR at their true widths on meta tensors: 210 calls per step."""
     from comfy.patcher_extension import WrappersMP

@@ -89,6 +89,7 @@ def rms(x, reference):
     return (x.float() - reference).square().mean().sqrt().item()
 
 
+@pytest.mark.newest
 @pytest.mark.parametrize("kind", ["encode", "decode"])
 @pytest.mark.parametrize(
     ("size", "narrow", "mibs"),

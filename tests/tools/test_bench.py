@@ -182,22 +182,41 @@ def test_text_encoders_have_the_keys_and_shapes_that_the_host_builds(checkpoints
     assert given == {name: shape for name, shape in wanted.items() if name not in absent}
 
 
-@pytest.mark.host
-def test_rows_and_their_failures(full_size):
-    timeline = full_size.Timeline()
-    names = ("base", "supir", "photo", "first", "words", "sample", "decode", "color", "save")
+def heard(full_size, step_seconds, cpu_seconds):
+    """A timeline of one run whose later steps take what is given."""
+    used = iter((10.0, 10.0 + cpu_seconds, 10.0 + 2 * cpu_seconds))
+    timeline = full_size.Timeline(cpu_clock=lambda: next(used))
+    names = ("base", "supir", "photo", "first", "words", "sample", "decode", "save")
     for second, name in enumerate(names):
         timeline.hear("executing", {"node": name}, second * 10.0)
         if name == "sample":
-            for step in (1, 2):
-                timeline.hear("progress", {"node": name, "value": step, "max": 2}, 50.0 + 3 * step)
+            for step in (1, 2, 3):
+                at = 50.0 + step_seconds * step
+                timeline.hear("progress", {"node": name, "value": step, "max": 3}, at)
     timeline.hear("execution_success", {}, 95.0)
-    found = {row["figure"]: row["value"] for row in full_size.rows(timeline, 3 << 30)}
-    assert (found["step 1"], found["step 2"], found["loading SDXL"]) == (3.0, 3.0, 10.0)
-    assert (found["whole run"], found["peak resident memory"]) == (95.0, 3.0)
+    return timeline
+
+
+@pytest.mark.host
+def test_both_sides_of_the_full_size_run_are_compared(full_size):
+    latent = torch.tensor([1.0, -2.0])
+    ours = full_size.summary(heard(full_size, 3.0, 5.0), 3 << 30, latent + 0.5)
+    core = full_size.summary(heard(full_size, 2.0, 4.0), 2 << 30, latent)
+    found = {(row["figure"], row.get("unit")): row for row in full_size.rows(ours, core)}
+    step = found["later steps, median", "s"]
+    assert (step["SUPIR XPU"], step["ComfyUI"], step["ratio"]) == (3.0, 2.0, "1.500")
+    assert found["later steps, median", "CPU s"]["ratio"] == "1.250"
+    assert found["loading SDXL", "s"]["SUPIR XPU"] == 10.0
+    assert found["peak resident memory", "GiB"]["ratio"] == "1.500"
+    assert found["largest difference of the latents", None]["value"] == "2.5e-01"
+
+
+@pytest.mark.host
+def test_a_missing_step_is_a_failure(full_size):
+    timeline = heard(full_size, 3.0, 5.0)
     timeline.steps.pop()
-    with pytest.raises(full_size.FullSizeError, match="1 steps"):
-        full_size.rows(timeline, 0)
+    with pytest.raises(full_size.FullSizeError, match="2 steps"):
+        full_size.summary(timeline, 0, torch.zeros(1))
 
 
 @pytest.mark.host
@@ -220,7 +239,7 @@ def test_scratch_is_deleted_when_the_run_fails(full_size, tmp_path, monkeypatch)
     monkeypatch.setattr(full_size, "SCRATCH", scratch)
     monkeypatch.setattr(full_size, "make_files", lambda _: scratch.mkdir() or 1.0)
 
-    def fail(_):
+    def fail(*_):
         assert scratch.is_dir()
         raise full_size.FullSizeError("no")
 
