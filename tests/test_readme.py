@@ -37,3 +37,22 @@ def test_every_node_is_in_the_table():
     for node in NODES:
         name = node.define_schema().display_name
         assert name in README, name
+
+
+def test_every_risk_and_fault_code_has_its_row_in_troubleshooting():
+    from supir_xpu.xpu.fault_table import FAULT_TABLE
+    from supir_xpu.xpu.risk import CODES
+
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([A-Z_0-9]+)` \|", page, re.MULTILINE)
+    assert sorted(rows) == sorted([*CODES, "SETTINGS_INVALID", *(f.code for f in FAULT_TABLE)])
+    for fault in FAULT_TABLE:
+        assert fault.advice in page, fault.code
+
+
+def test_every_command_on_the_page_of_proofs_names_files_that_exist():
+    page = (ROOT / "docs" / "proof.md").read_text(encoding="utf-8")
+    named = re.findall(r"tests/[\w/]+(?:\.py)?", page)
+    assert len(named) > 8
+    for name in named:
+        assert (ROOT / name).exists(), name
