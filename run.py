@@ -1,4 +1,4 @@
-"""One command for everything: ``python run.py demo | test | smoke | bench | lint | doctor`` (see ``--help``).
+"""One command for everything: ``python run.py demo | test | convert | ...`` (see ``--help``).
 
 Standard library only, on Windows, macOS and Linux. This file and tools/interpreters.py keep to
 syntax that old Pythons read, so that those get a sentence instead of a traceback.
@@ -18,6 +18,18 @@ if __name__ == "__main__":
             import doctor
 
             sys.exit(doctor.main(sys.argv[2:]))
+        if sys.argv[1:2] == ["stress"]:
+            import stress
+
+            sys.exit(stress.main(sys.argv[2:]))
+        if sys.argv[1:2] == ["convert"]:  # so does this
+            import convert
+
+            sys.exit(convert.main(sys.argv[2:]))
+        if not os.path.exists(os.path.join(TOOLS, "command_line.py")):
+            sys.exit(
+                "This installed copy knows doctor, stress and convert. The rest is in the repository."
+            )
         import command_line
 
         sys.exit(command_line.main(sys.argv[1:]))

@@ -9,7 +9,8 @@ from comfy_api.latest import ComfyExtension, io
 
 from ..supir.errors import SettingsError
 from ..xpu.device_profiles import ProfileError
-from . import host, prompt_guard, prompt_routes
+from ..xpu.errors import FactsError
+from . import host, old_prompts, prompt_guard, prompt_routes
 from .attention import Attention
 from .codec import Decode, Encode
 from .color_fix import ColorFix
@@ -21,6 +22,7 @@ from .graph_judging import warm_up
 from .journal import open_journal
 from .load import LoadSUPIR
 from .machine import machine
+from .preflight import PreflightCheck
 from .risk_nodes import Cooldown, RiskCheck
 from .sample import Sample
 from .tiles import Tiles
@@ -45,6 +47,7 @@ NODES: list[type[io.ComfyNode]] = [
     Attention,
     RiskCheck,
     Cooldown,
+    PreflightCheck,
 ]
 """Every node of the pack, in the order of the add-node menu."""
 
@@ -58,12 +61,13 @@ class SupirXpuExtension(ComfyExtension):
             if machine().facts.is_xpu:
                 open_journal()  # says at start-up what a crash interrupted
                 threading.Thread(target=warm_up, args=(machine(),), daemon=True).start()
-        except (SettingsError, ProfileError) as e:
+        except (SettingsError, ProfileError, FactsError) as e:
             log.warning("SUPIR XPU: %s Every run will say so until it is corrected.", e)
         instance = prompt_guard.server_instance()
         if instance is not None:
             prompt_guard.install(instance)
             prompt_routes.install(instance)
+            old_prompts.install(instance, prompt_guard.node_classes())
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         return NODES

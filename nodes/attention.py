@@ -10,6 +10,9 @@ from comfy_api.latest import io, ui
 from ..supir.constants import WORK_KEY
 from ..supir.injection import ATTENTION_OVERRIDE
 from .execution import Execution
+from .health import run_notes
+from .judging import require_usable
+from .machine import machine
 from .types import CATEGORY
 
 RUN_KEY = f"{WORK_KEY}_attention"
@@ -48,7 +51,9 @@ class Attention(io.ComfyNode):
 
     @classmethod
     def execute(cls, model: Any) -> io.NodeOutput:
-        execution = Execution.for_run()
+        device = machine()
+        require_usable(device, "warn")
+        execution = Execution.for_run(device)
         if execution is None:
             text = "No Intel GPU in use: the model is passed through unchanged."
             return io.NodeOutput(model, ui=ui.PreviewText(text))
@@ -59,4 +64,5 @@ class Attention(io.ComfyNode):
         clone.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, RUN_KEY, _one_run(execution))
         facts = execution.facts
         text = f"Planned attention for {facts.name or facts.family} ({facts.fused_sdpa} kernel)"
+        text = "\n".join([text, *run_notes(device.verdict, "")])
         return io.NodeOutput(clone, ui=ui.PreviewText(text))

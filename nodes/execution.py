@@ -6,8 +6,9 @@ On anything but an Intel GPU this is inert: no callable is attached and no block
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -22,13 +23,16 @@ from ..xpu.faults import (
     CATCHABLE,
     FaultBudget,
     check_finite,
+    device_lost_reason,
     raise_known,
     refuse_if_lost,
     run_guarded,
 )
 from ..xpu.governor import FIRST_STALL_S, WINDOW_LAUNCHES, DutyCycle, Governor, StallWatch
+from ..xpu.workarounds import Workarounds
 from . import host
 from .machine import Machine, machine
+from .planning import forced_policy
 
 AROUND_ATTENTION = 30
 """Most launches between two attention calls of a transformer (projection, feed-forward, norms,
@@ -59,7 +63,7 @@ class Execution:
     """The execution of one run. Make it with ``Execution.for_run``; None means: run plainly.
 
     Args:
-        device: where it runs.
+        device: where it runs. A degraded one is used with exactly the preflight's workarounds.
         window_launches: launches in one window of the governor; 0 switches it off.
         policy, limits: of attention, when the plan or a test fixes them.
         event_factory, release: what waits for the device and frees its cached memory.
@@ -76,7 +80,12 @@ class Execution:
         event_factory: Callable[[], EventLike] = make_event,
         release: Callable[[], None] | None = release_cached_memory,
     ) -> None:
-        self.facts = device.now()
+        self.facts, self._device = device.now(), device
+        self.ways = _another_way(device)
+        self._reads_back = device.workarounds.get("silence") == "read_back"
+        self._last: weakref.ref[torch.Tensor] | None = None
+        if policy == "auto":
+            policy = forced_policy(device.workarounds.get("attention", ""))
         self.release = None if release is None else partial(self._release, release)
         self.released = False
         self.stalls: list[str] = []
@@ -136,6 +145,7 @@ class Execution:
 
         Args: run: ``run(h, device, dtype)`` gives the layer's result on another device or dtype.
         """
+        self._last = weakref.ref(h)
         on_cpu = partial(self._elsewhere, run, h, torch.device("cpu"), None)
         in_float = partial(self._elsewhere, run, h, None, torch.float32)
         variants: dict[Any, Callable[[int], torch.Tensor]] = {
@@ -154,6 +164,7 @@ class Execution:
     ) -> torch.Tensor:
         """Attend within a VAE, after the launches that made the queries."""
         self.governor.tick(LAYER_LAUNCHES)
+        self._last = weakref.ref(q)
         return self.attention(q, k, v)
 
     def around_network(self) -> None:
@@ -225,7 +236,8 @@ class Execution:
             host.send_event("supir_xpu.stall", {"node": node, "phase": name, "message": message})
 
         pause = GOVERNED_STALL_S if self.governor.enabled else FREE_STALL_S
-        with StallWatch(on_stall, FIRST_STALL_S, pause) as watch:
+        ways = self.ways if self.ways.is_needed else nullcontext()
+        with StallWatch(on_stall, FIRST_STALL_S, pause) as watch, ways:
             self.governor.on_tick = watch.beat
             try:
                 yield
@@ -235,6 +247,7 @@ class Execution:
                 raise
             finally:
                 self.governor.on_tick = None
+                self._note_loss()
 
     def beat(self) -> None:
         """Note that the run went on."""
@@ -247,7 +260,16 @@ class Execution:
 
     def _release(self, release: Callable[[], None]) -> None:
         self.released = True
+        live = self._last() if self._reads_back and self._last is not None else None
+        if live is not None and live.numel() > 0:
+            live.reshape(-1)[:1].to("cpu", copy=True)
         release()
+
+    def _note_loss(self) -> None:
+        """After the device was lost, have the next process check it again."""
+        reason = device_lost_reason()
+        if reason is not None and self._device.health is not None:
+            self._device.health.spoil(reason)
 
     def lines(self) -> list[str]:
         """Return what happened in words, for the run report."""
@@ -259,7 +281,19 @@ class Execution:
                 f"in flight: at most {g.max_in_flight} of {self.governor.limit} launches, "
                 f"{g.waits} waits"
             )
-        return [*lines, *a.faults.lines(), *self.stalls]
+        return [*lines, *self.ways.lines(), *a.faults.lines(), *self.stalls]
+
+
+def _another_way(device: Machine) -> Workarounds:
+    """Return what runs the operations of a degraded device as the preflight found to be right."""
+    verdict = device.verdict
+    degraded = verdict is not None and verdict.status == "degraded"
+    ways = dict(device.workarounds)
+    if forced_policy(ways.get("attention", "")) != "auto":
+        del ways["attention"]  # planned attention itself goes that way
+    kind = mm.get_torch_device().type
+    dropped = verdict.dropped_dtypes if verdict is not None and degraded else ()
+    return Workarounds(ways, dropped, lambda t: t.device.type == kind)
 
 
 def check_stage(stage: str, tensor: torch.Tensor, execution: Execution | None = None) -> None:

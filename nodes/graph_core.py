@@ -105,7 +105,7 @@ def judge_core(job: CoreJob, device: Machine) -> Judged:
     facts = device.now()
     networks: Networks = known_networks(demo=False)
     request = replace(job.request, tile_px=-1)
-    cost = attention_cost(device.facts, networks.dtype_bytes)
+    cost = attention_cost(device.measured, networks.dtype_bytes)
 
     def planner(_: Settings) -> PlanNumbers:
         plan = plan_numbers(

@@ -96,6 +96,7 @@ class GraphJudgement:
     nodes: list[NodeJudgement] = field(default_factory=list[NodeJudgement])
     unknown: list[str] = field(default_factory=list[str])
     suggestion: list[Change] = field(default_factory=list[Change])
+    safe_plan: list[Change] = field(default_factory=list[Change])
 
     @property
     def refused(self) -> list[NodeJudgement]:
@@ -231,6 +232,9 @@ def suggest(
     graph: Graph, targets: list[str], device: Machine, refused: list[NodeJudgement]
 ) -> list[Change]:
     """Return changes with which the same graph would be queued; none if a short search finds none."""
+    verdict = device.verdict
+    if verdict is not None and verdict.status == "retreat":
+        return []  # no setting mends the device
     end = time.monotonic() + SUGGEST_SECONDS
     for changes in _candidates(graph, refused):
         if time.monotonic() > end:

@@ -20,7 +20,11 @@ from .planning import layout_of_ratio
 from .sample_request import DEFAULT_RATIO
 
 DEMO = "SUPIR_XPU_LoadDemo"
-PASSES_ON = {"SUPIR_XPU_RiskCheck": "anything", "SUPIR_XPU_Cooldown": "anything"}
+PASSES_ON: dict[str, str] = {
+    "SUPIR_XPU_RiskCheck": "anything",
+    "SUPIR_XPU_Cooldown": "anything",
+    "SUPIR_XPU_Preflight": "anything",
+}
 UNET_DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 VAE_DTYPES = [torch.bfloat16, torch.float32]
 """What ComfyUI chooses from for SDXL's UNet and for a KL VAE."""

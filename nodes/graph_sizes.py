@@ -144,5 +144,6 @@ RULES: dict[str, Rule] = {
     "SUPIR_XPU_ColorFix": same_as("image"),
     "SUPIR_XPU_RiskCheck": same_as("anything"),
     "SUPIR_XPU_Cooldown": same_as("anything"),
+    "SUPIR_XPU_Preflight": same_as("anything"),
 }
 """Output sizes by node class. Source: the nodes themselves, ComfyUI 0.16.3 to 0.30.0."""

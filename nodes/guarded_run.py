@@ -17,8 +17,10 @@ from ..xpu.journal import Journal, RunInfo
 from ..xpu.risk import JudgeSettings, PlanNumbers, Waits, enforce, explain, make_judge
 from . import host
 from .execution import Execution
+from .health import override_words, refusal_action, run_notes
 from .journal import open_journal
 from .machine import Machine, machine
+from .phase_event import phase_event
 
 RISK_MODES = ("auto", "block", "warn", "off")
 """Risk modes; frozen."""
@@ -41,7 +43,7 @@ class Judged:
     @property
     def text(self) -> str:
         """Plan and verdict in words; nothing on devices without risk and without findings."""
-        lines = list(self.result.changes)
+        lines = [*run_notes(self.machine.verdict, self.mode), *self.result.changes]
         if self.result.verdict.risks:
             lines.append(explain(self.result.verdict))
         return "\n".join(lines)
@@ -49,9 +51,10 @@ class Judged:
     def as_dict(self) -> dict[str, Any]:
         """Plan and verdict as JSON values."""
         plan, verdict = self.result.plan, self.result.verdict
-        facts = self.machine.facts
+        facts, health = self.machine.facts, self.machine.health
         return {
             "risk": self.mode,
+            "preflight": None if health is None else health.as_dict(),
             "device": {"kind": facts.kind, "name": facts.name, "driver": facts.driver},
             "plan": {
                 "output_px": [plan.output_width_px, plan.output_height_px],
@@ -112,7 +115,7 @@ def judge_request(
     history = History(driver=facts.driver)
     if facts.is_xpu:
         history = open_journal().history(facts.name, facts.driver)
-    settings = JudgeSettings(loads_model=loads_model)
+    settings = judge_settings(device, loads_model)
     judge = make_judge(facts, device.profile, history, now, settings)
     waits = needed_waits(device.profile, history, now, settings) if facts.is_xpu else Waits()
     if mode == "auto" and facts.is_xpu:
@@ -125,6 +128,35 @@ def judge_request(
     verdict = judge(plan, waits)
     enforce(verdict, mode)  # pyright: ignore[reportArgumentType]
     return Judged(AutoResult(asked, plan, verdict, (), waits), mode, device)
+
+
+def judge_settings(device: Machine, loads_model: bool) -> JudgeSettings:
+    """Return what the judge must know besides plan, device and history."""
+    if device.health is None:
+        return JudgeSettings(loads_model=loads_model)
+    verdict = device.verdict
+    return JudgeSettings(
+        loads_model=loads_model,
+        preflight=device.health.word,
+        preflight_reason="" if verdict is None else verdict.reason,
+        preflight_action="" if verdict is None else refusal_action(verdict),
+    )
+
+
+def run_summary(node: str, judged: Judged) -> str:
+    """Return the plan in one line, as the journal keeps it."""
+    plan = judged.result.plan
+    tiles = f"{plan.tiles} tiles of {plan.tile_px} px" if plan.tiles > 1 else "one piece"
+    largest, peak = (round(n / 2**20) for n in (plan.largest_tensor_bytes, plan.live_peak_bytes))
+    line = (
+        f"{node} {plan.output_width_px}x{plan.output_height_px} px, {plan.images} picture(s) in "
+        f"{tiles}, {plan.steps} steps, largest tensor {largest} MiB, at most {peak} MiB besides the "
+        f"weights, risk {judged.mode}"
+    )
+    verdict = judged.machine.verdict
+    if verdict is not None and verdict.status == "retreat":
+        line += f"; preflight retreat ({verdict.criterion}). {override_words(judged.mode)}"
+    return line
 
 
 @dataclass
@@ -165,7 +197,7 @@ class GuardedRun:
                 launches=plan.launches_total,
                 seconds=verdict.size.seconds,
                 heavy=verdict.heavy,
-                summary=f"{node} {plan.output_width_px}x{plan.output_height_px} px",
+                summary=run_summary(node, judged),
             )
         host.wait(judged.result.waits.before_s, "cool-down before the run")
         return run
@@ -184,7 +216,10 @@ class GuardedRun:
     def phase(self, name: str) -> Generator[None]:
         """Record a phase: open before it, closed after it, whatever becomes of it."""
         started = time.monotonic()
-        host.send_event("supir_xpu.phase", {"node": self.node, "phase": name, "state": "start"})
+        total_s = self.judged.result.verdict.size.seconds
+        ended = [done for done, _ in self.phases]
+        start = phase_event(self.node, self.judged.result.plan, total_s, name, ended)
+        host.send_event("supir_xpu.phase", start)
         planned = {p.name: p.launches for p in self.judged.result.plan.phases}
         so_far = sum(planned.get(ended, 0) for ended, _ in self.phases)
         executing = nullcontext()

@@ -136,6 +136,24 @@ def wait(seconds: float, why: str) -> None:
     send_event("supir_xpu.wait", {"why": why, "seconds_left": 0})
 
 
+def tell_preflight(text: str) -> None:
+    """Say which check of the device runs."""
+    log.debug("preflight: %s", text)
+    send_event("supir_xpu.preflight", {"text": text})
+
+
+def free_device() -> None:
+    """Move every model off the device and give cached memory back, as ComfyUI does it."""
+    mm.unload_all_models()
+    mm.soft_empty_cache()
+
+
+def device_words() -> str:
+    """Return the device ComfyUI computes on, in words."""
+    name = str(mm.get_torch_device_name(mm.get_torch_device()))
+    return "the processor (CPU)" if name == "cpu" else name
+
+
 def is_loaded(patcher: Any) -> bool:
     """Whether a model's weights are on the device now."""
     return any(

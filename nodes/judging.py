@@ -6,8 +6,11 @@ from dataclasses import replace
 
 from ..supir.plan import Networks, RunRequest
 from ..xpu.auto_plan import Settings
+from ..xpu.errors import RiskBlockedError
 from ..xpu.risk import PlanNumbers
+from . import host
 from .guarded_run import Judged, judge_request
+from .health import OVERRIDES, refusal
 from .machine import Machine, machine
 from .planning import attention_cost, plan_cached, plan_numbers, policy_of
 
@@ -21,18 +24,22 @@ def judge_run(
     may_tile: bool = True,
     only: tuple[str, ...] = (),
     device: Machine | None = None,
+    starts: bool = False,
 ) -> Judged:
     """Plan and judge a run; ``request.tile_px`` is resolved (0 chooses by free memory).
 
     Args:
         loads_model: weights will move to the device. may_tile: ``auto`` may choose other tiles.
         only: names of the plan's phases that run; empty = all.
+        starts: the run comes next, so a device that nobody has judged yet is tried first.
     Raises: RiskBlockedError; SettingsError and ShapeError naming the input that cannot work.
     """
     device = device or machine()
-    facts = device.now()
-    cost = attention_cost(device.facts, networks.dtype_bytes)
-    vae_cost = attention_cost(device.facts, networks.vae_dtype_bytes)
+    if starts:
+        require_usable(device, mode)
+    facts, way = device.now(), device.workarounds.get("attention", "")
+    cost = attention_cost(device.measured, networks.dtype_bytes, way)
+    vae_cost = attention_cost(device.measured, networks.vae_dtype_bytes, way)
     asked = replace(request, stages=())
     first = plan_cached(asked, networks, facts, cost)
 
@@ -40,11 +47,11 @@ def judge_run(
         overlap = first.overlap_px if settings.tile_px == first.tile_px else settings.tile_px // 4
         sized = replace(request, tile_px=settings.tile_px or -1, tile_overlap_px=overlap)
         plan = plan_cached(sized, networks, facts, cost, vae_cost)
-        return plan_numbers(plan, sized, facts, only)
+        return plan_numbers(plan, sized, facts, only, way)
 
     wanted = Settings(
         tile_px=first.tile_px,
-        attention_policy=policy_of(facts),  # pyright: ignore[reportArgumentType]
+        attention_policy=policy_of(facts, way),  # pyright: ignore[reportArgumentType]
         workspace_mb=request.workspace_bytes >> 20,
     )
     may_tile = may_tile and "sample" in request.stages
@@ -64,7 +71,21 @@ def judge_vae(
 ) -> Judged:
     """Judge a run of the VAE alone, on pictures of a size. Raises: RiskBlockedError."""
     request = vae_request(width_px, height_px, images, workspace_mb, only)
-    return judge_run(request, networks, mode, may_tile=False, only=only)
+    return judge_run(request, networks, mode, may_tile=False, only=only, starts=True)
+
+
+def require_usable(device: Machine, mode: str) -> None:
+    """Have a device that nobody has judged yet tried; refuse one that must not be used.
+
+    Takes seconds, once per process, and only on an Intel GPU. Cancellable.
+    Raises: RiskBlockedError in the modes ``auto`` and ``block``; the cancel.
+    """
+    if device.health is None or not device.facts.is_xpu:
+        return
+    found = device.health.check(check_cancel=host.check_cancel, progress=host.tell_preflight)
+    if found is None or found.verdict.status != "retreat" or mode in OVERRIDES:
+        return
+    raise RiskBlockedError(refusal(found.verdict, device.facts.name, device.facts.driver))
 
 
 def vae_request(

@@ -17,7 +17,7 @@ from ..supir.plan import (
 )
 from ..supir.striped import KLLayout, describe, recognise
 from ..xpu.attention import limits_from_facts
-from ..xpu.chunking import plan_attention
+from ..xpu.chunking import Policy, plan_attention
 from ..xpu.device import DeviceFacts
 from ..xpu.risk import PhaseNumbers, PlanNumbers
 from .types import SupirModel
@@ -75,33 +75,51 @@ def _element_bytes(module: Any) -> int:
 
 
 @lru_cache(maxsize=4)
-def attention_cost(facts: DeviceFacts, dtype_bytes: int) -> Attention | None:
-    """Return what one attention call costs on this device; None (one kernel) off an Intel GPU."""
+def attention_cost(facts: DeviceFacts, dtype_bytes: int, way: str = "") -> Attention | None:
+    """Return what one attention call costs on this device; None (one kernel) off an Intel GPU.
+
+    Args: way: of attention on a degraded device, see ``forced_policy``.
+    """
     if not facts.is_xpu:
         return None
     limits = limits_from_facts(facts)
+    policy = forced_policy(way)
 
     @lru_cache(maxsize=4096)
     def cost(batch: int, heads: int, n_query: int, n_key: int, dim_head: int) -> Any:
-        plan = plan_attention(batch, heads, n_query, n_key, dim_head, dtype_bytes, limits)
+        plan = plan_attention(batch, heads, n_query, n_key, dim_head, dtype_bytes, limits, policy)
         return plan if plan.policy == "math" else replace(plan, score_elements=0)
 
     return cost
 
 
-def policy_of(facts: DeviceFacts) -> str:
+def forced_policy(way: str) -> Policy:
+    """Return the attention policy a degraded device's workaround asks for."""
+    ways: dict[str, Policy] = {"math": "math", "cpu_block": "cpu"}
+    return ways.get(way, "auto")
+
+
+def policy_of(facts: DeviceFacts, way: str = "") -> str:
     """Return how attention will mostly run on this device, as the risk rules name it."""
+    if facts.is_xpu and forced_policy(way) != "auto":
+        return forced_policy(way)
     if not facts.is_xpu or facts.fused_sdpa == "fused":
         return "fused"
     return "math" if facts.fused_sdpa == "math" else "fused_pieces"
 
 
 def plan_numbers(
-    plan: Plan, request: RunRequest, facts: DeviceFacts, only: tuple[str, ...] = ()
+    plan: Plan,
+    request: RunRequest,
+    facts: DeviceFacts,
+    only: tuple[str, ...] = (),
+    way: str = "",
 ) -> PlanNumbers:
     """Return a plan as the risk rules take it.
 
-    Args: only: names of the phases that run; empty = all of the plan's.
+    Args:
+        only: names of the phases that run; empty = all of the plan's.
+        way: of attention on a degraded device.
     """
     phases = [p for p in plan.phases if not only or p.name in only]
     samples = "sample" in request.stages
@@ -116,7 +134,7 @@ def plan_numbers(
         images=plan.images,
         launches_per_step=plan.launches_per_step,
         launches_total=sum(p.launches for p in phases),
-        attention_policy=policy_of(facts),  # pyright: ignore[reportArgumentType]
+        attention_policy=policy_of(facts, way),  # pyright: ignore[reportArgumentType]
         max_score_elements=plan.max_score_elements,
         largest_tensor_bytes=max((p.largest_tensor_bytes for p in phases), default=0),
         live_peak_bytes=max((p.live_peak_bytes for p in phases), default=0),

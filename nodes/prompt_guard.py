@@ -24,6 +24,8 @@ from ..xpu.errors import FactsError
 from .graph import Graph
 from .graph_judging import Change, GraphJudgement, NodeJudgement, judge_graph, suggest
 from .machine import machine
+from .old_prompts import convert_prompt
+from .safe_plan import safe_plan
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +80,7 @@ async def check_body(body: object) -> dict[str, Any] | None:
     if found.refused:
         for node in found.refused:
             log.warning("SUPIR XPU: refused to queue node %s: %s", node.node_id, reason(node))
+        tell(data.get("client_id"), found)
         return refusal(found, graph)
     warn(found, data.get("client_id"))
     return None
@@ -98,6 +101,8 @@ def judge_prompt(
     found = judge_graph(graph, outputs, device, plans=plans)
     if with_suggestion and found.refused:
         found.suggestion = suggest(graph, outputs, device, found.refused)
+    if with_suggestion and plans:
+        found.safe_plan = safe_plan(graph, outputs, device, found)
     return found
 
 
@@ -116,11 +121,13 @@ def read_graph(prompt: object) -> Graph | None:
 
 
 def replace_nodes(graph: Graph) -> Graph | None:
-    """Return a copy with ComfyUI's registered replacements applied, ours among them."""
+    """Return a copy with old SUPIR nodes converted and ComfyUI's registered replacements applied."""
+    changed = copy.deepcopy(dict(graph.nodes))
+    found = convert_prompt(changed, node_classes())
+    changed = changed if found is None else found[0]
     manager = getattr(server_instance(), "node_replace_manager", None)
     if manager is None:
-        return None
-    changed = copy.deepcopy(dict(graph.nodes))
+        return None if found is None else Graph.read(changed)
     try:
         manager.apply_replacements(changed)
     except (KeyError, TypeError, AttributeError, IndexError):  # a node it cannot read
@@ -146,6 +153,8 @@ def output_nodes(graph: Graph, targets: object) -> list[str]:
 async def queued_outputs(prompt: object, targets: object) -> list[str]:
     """Return the outputs ComfyUI itself would queue, by its own check of a copy; [] if none."""
     changed = copy.deepcopy(cast("dict[str, Any]", prompt))
+    found = convert_prompt(changed, node_classes())
+    changed = changed if found is None else found[0]
     manager = getattr(server_instance(), "node_replace_manager", None)
     try:
         if manager is not None:
@@ -256,9 +265,19 @@ def warn(found: GraphJudgement, client_id: object) -> None:
         return
     for node in found.warned:
         log.warning("SUPIR XPU: node %s (%s): %s", node.node_id, node.kind, in_short(node))
+    tell(client_id, found)
+
+
+def tell(client_id: object, found: GraphJudgement) -> None:
+    """Send a judgement to the client that queued, for a message beside ComfyUI's own answer."""
     instance = server_instance()
     if instance is not None and isinstance(client_id, str):
-        data = {"warnings": [node.as_dict() for node in found.warned]}
+        data = {
+            "warnings": [node.as_dict() for node in found.warned],
+            "refused": [{**node.as_dict(), "reason": reason(node)} for node in found.refused],
+            "suggestion": [change_dict(change) for change in found.suggestion],
+            "suggestion_text": suggestion_text(found.suggestion),
+        }
         instance.send_sync("supir_xpu.guard", data, client_id)
 
 

@@ -18,12 +18,13 @@ from ..xpu.device_profiles import ProfileError
 from ..xpu.errors import FactsError
 from ..xpu.history import CLEAN_RUNS_PER_HALVING, Crash, History
 from ..xpu.journal import Death
-from ..xpu.risk import BLOCK_AT, CODES, WARN_AT
+from ..xpu.risk import BLOCK_AT, CODES, RANK, WARN_AT
 from ..xpu.risk_rules_history import CRASHED_FRACTION
 from .graph_judging import GraphJudgement
+from .health import no_verdict
 from .journal import deaths_found, open_journal
 from .machine import Machine, machine, settings_path
-from .prompt_guard import change_dict, judge_prompt, suggestion_text
+from .prompt_guard import change_dict, judge_prompt, server_instance, suggestion_text
 
 NO_PROMPT = (
     'The body has no prompt ComfyUI could run. Send {"prompt": {...}} with a graph in API format '
@@ -81,6 +82,24 @@ def plan_dict(found: GraphJudgement) -> dict[str, Any]:
         "size_unknown": found.unknown,
         "suggestion": [change_dict(change) for change in found.suggestion],
         "suggestion_text": suggestion_text(found.suggestion),
+        "safe_plan": [change_dict(change) for change in found.safe_plan],
+        "total": total_dict(found),
+    }
+
+
+LOOKS_ONLY = ("SUPIR_XPU_RiskCheck",)
+"""Nodes that are judged as if they ran what they look at, and run nothing."""
+
+
+def total_dict(found: GraphJudgement) -> dict[str, Any]:
+    """Return the sums over the nodes that will compute, and the severest verdict of all."""
+    judged = [n.judged.result for n in found.nodes if n.judged and n.kind not in LOOKS_ONLY]
+    severities = [n.verdict.severity for n in found.nodes if n.verdict]
+    return {
+        "seconds": sum(result.verdict.size.seconds for result in judged),
+        "launches": sum(result.plan.launches_total for result in judged),
+        "waits_s": sum(result.waits_s for result in judged),
+        "severity": max(severities, key=RANK.__getitem__, default="ok"),
     }
 
 
@@ -118,13 +137,22 @@ def status_dict(device: Machine) -> dict[str, Any]:
         "found_at_start": [death_dict(death) for death in deaths_found()],
         "history": history_dict(history),
         "journal": journal,
+        "preflight": no_verdict() if device.health is None else device.health.as_dict(),
         "settings": {
             "path": path,
             "found": os.path.isfile(path),
             "guard_core": device.guard_core,
+            "problem": device.settings_problem,
         },
         "codes": CODES,
+        "routes": our_routes(),
     }
+
+
+def our_routes() -> list[str]:
+    """Return the paths of the pack's own routes, so that the panel asks for none that is not there."""
+    paths = {str(getattr(route, "path", "")) for route in getattr(server_instance(), "routes", ())}
+    return sorted(path for path in paths if path.startswith("/supir_xpu/"))
 
 
 def limits_dict(device: Machine, history: History) -> dict[str, Any]:

@@ -95,7 +95,7 @@ def prepare_run(
     if judged is None:
         request = sampling_request(positive, negative, control, settings, tile)
         loads = not host.is_loaded(model)
-        judged = judge_run(request, networks, settings.risk, loads_model=loads)
+        judged = judge_run(request, networks, settings.risk, loads_model=loads, starts=True)
     tile = chosen_tile(judged, tile, latent_ratio(control))
     probe = GuiderInputs(settings.guidance, samples[:1], None, *tile)
     count = len(probe.tiles())

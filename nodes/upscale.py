@@ -44,7 +44,7 @@ def judge_upscale(
     request = sampling_request([], [], latent, settings, tile)
     request = replace(request, stages=("first_stage", "sample", "decode"))
     loads = not is_loaded(model)
-    return judge_run(request, networks, settings.risk, loads_model=loads)
+    return judge_run(request, networks, settings.risk, loads_model=loads, starts=True)
 
 
 def restore_pictures(

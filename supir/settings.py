@@ -46,7 +46,7 @@ def load_settings(
         yaml_paths: UTF-8 files, later ones win, key by key; lists are replaced whole.
         overrides: nested, or with dotted keys (``"tiles.size_px": 512``); wins over every file.
     Raises: SettingsError naming source and key for an unknown key, a value of the wrong type, a
-        key without value, a missing file or broken YAML.
+        key without value, a reference (``${...}``), a missing file or broken YAML.
     """
     config = OmegaConf.structured(schema)
     sources: list[str] = []
@@ -106,7 +106,21 @@ def _read_yaml(path: Path) -> DictConfig:
         raise SettingsError(
             f"The settings file {label} holds a list. It must hold lines of the form 'key: value'."
         )
+    _refuse_references(OmegaConf.to_container(config, resolve=False), "", label)
     return config
+
+
+def _refuse_references(value: Any, key: str, label: str) -> None:
+    """Raise for a value that would be looked up elsewhere, for example in the environment."""
+    if isinstance(value, str) and "${" in value:
+        raise SettingsError(
+            f"The setting {ascii(key)} in {label} is {ascii(value)}. '${{' would read another "
+            "setting or the environment, which a settings file may not do. Write the value itself."
+        )
+    if isinstance(value, (dict, list)):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for name, item in items:
+            _refuse_references(item, f"{key}.{name}" if key else str(name), label)
 
 
 def _locate(error: yaml.YAMLError) -> str:

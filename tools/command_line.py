@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import browser
 import fetch_host
 import setup_env
 from host_table import HOSTS, NEWEST, TESTED, HostSource, find_host
@@ -25,6 +26,10 @@ usage: python run.py COMMAND [options]
                         oldest; --fast leaves out those that need ComfyUI or a browser;
                         everything else goes to pytest, e.g. test tests/parity -k edm
   doctor                judge the GPU of the Python that calls it (ComfyUI's); sets nothing up
+  stress [--minutes N]  load that GPU for N minutes (5) as the first crash report did; asks first,
+                        stops at anything odd, and says at its next start where a crash was
+  convert OLD [-o NEW]  turn workflows of the older SUPIR wrapper into ours, with a report of what
+                        changed; files or folders, in the Python that calls it, nothing set up
   smoke [VERSION ...]   start every ComfyUI version the pack is made for, run one small picture
   bench [--full] [...]  run the benchmarks; --full: true-size random-weight models, about 10 GB
                         of scratch disk and 18 GB of memory; --write: into docs/benchmarks.md
@@ -221,7 +226,10 @@ def run_test(session: Session, options: Options) -> int:
     newest = session.prepare_full(options.comfyui)
     if options.comfyui is not None:
         env = one_thread(child_env(options, newest, cache))
-        return session.run("-c", PYTEST, *spread(options.rest), *options.rest, env=env)
+        words = (*selection(""), *spread(options.rest), *options.rest)
+        code = session.run("-c", PYTEST, *words, env=env)
+        print(left_out(), end="")
+        return code
     results: list[tuple[HostSource, int, float]] = []
     for source in (options.host,) if options.host else TESTED:
         started = time.monotonic()
@@ -230,6 +238,7 @@ def run_test(session: Session, options: Options) -> int:
     print("\nSummary")
     for source, code, seconds in results:
         print(f"  ComfyUI {source.version}: {outcome(code)} ({seconds:.0f} s)")
+    print(left_out(), end="")
     return combined([code for _, code, _ in results])
 
 
@@ -239,9 +248,29 @@ def test_on(session: Session, options: Options, source: HostSource) -> int:
     front_end = session.prepare_front_end(source)
     if front_end is not None:
         env[FRONT_END] = str(front_end)
-    only = [] if source is NEWEST else ["-m", ON_OLDER_HOSTS]
-    print(f"\nTests on ComfyUI {source.version}{', those that need it' if only else ''}")
+    older = source is not NEWEST
+    only = selection(ON_OLDER_HOSTS if older else "")
+    print(f"\nTests on ComfyUI {source.version}{', those that need it' if older else ''}")
     return session.run("-c", PYTEST, *only, *spread(options.rest), *options.rest, env=env)
+
+
+def has_browser() -> bool:
+    """Whether the tests in a browser are run: one is there, or they fail for want of it."""
+    return browser.is_required() or browser.find_browser() is not None
+
+
+def selection(marks: str) -> list[str]:
+    """Words that select tests by their marks (all for an empty text), without a browser less."""
+    if not has_browser():
+        marks = f"({marks}) and not web" if marks else "not web"
+    return ["-m", marks] if marks else []
+
+
+def left_out() -> str:
+    """What a person without a browser is told; an empty text with one."""
+    if has_browser():
+        return ""
+    return f"  Not run: the tests in a browser (tests/web). To run them, {browser.ADVICE}.\n"
 
 
 def spread(rest: Sequence[str]) -> list[str]:

@@ -12,13 +12,16 @@ import importlib.util
 import json
 import sys
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PACK = "supir_xpu"
+
+JOURNAL_FILE = "supir_xpu_journal.sqlite3"
+"""The crash journal in ComfyUI's user folder; nodes/journal.py gives it that name."""
 
 FINE, RETREAT, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
 """Exit codes: usable, or no XPU at all; not to be used; could not be asked; Ctrl-C."""
@@ -48,9 +51,12 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--report", type=Path, metavar="FILE", help="write a report for the maker "
                         "of the driver, without names and paths; .zip adds the raw results")  # fmt: skip
+    parser.add_argument("--user", type=Path, metavar="FOLDER", help="ComfyUI's user folder, whose "
+                        "journal goes into the report (found where this folder is in custom_nodes)")  # fmt: skip
     parser.add_argument("--device", default="xpu:0", help="torch device (default %(default)s)")
     parser.add_argument("--quick", action="store_true", help="the simplest operations only")
-    parser.add_argument("--cache", type=Path, metavar="FOLDER", help="also keep the verdict here")
+    parser.add_argument("--cache", type=Path, metavar="FOLDER", help="keep the verdict here instead "
+                        "of in ComfyUI's user folder, where the nodes look for it")  # fmt: skip
     return parser.parse_args(list(arguments))
 
 
@@ -72,10 +78,12 @@ def main(arguments: Sequence[str], run: Callable[..., Any] | None = None) -> int
         )
         return UNUSABLE
     types, report = load("xpu.probe_types"), load("xpu.probe_report")
+    user = options.user or user_folder()
     groups = types.QUICK_STAGES if options.quick else types.FULL_STAGES
     request = types.ProbeRequest(device=options.device, groups=groups)
     try:
-        found = (run or probe.preflight)(request, options.cache, refresh=True, progress=_Progress())
+        folder = options.cache or user
+        found = (run or probe.preflight)(request, folder, refresh=True, progress=_Progress())
     except KeyboardInterrupt:
         print("Stopped.", file=sys.stderr)
         return INTERRUPTED
@@ -88,7 +96,7 @@ def main(arguments: Sequence[str], run: Callable[..., Any] | None = None) -> int
     print("\n".join(lines))
     if options.report is not None:
         try:
-            write_report(options.report, found, report)
+            write_report(options.report, found, report, journal_sections(user))
         except OSError as error:
             print(f"The report cannot be written: {error}", file=sys.stderr)
             return UNUSABLE
@@ -96,10 +104,23 @@ def main(arguments: Sequence[str], run: Callable[..., Any] | None = None) -> int
     return FINE if missing or verdict.status != "retreat" else RETREAT
 
 
-def write_report(path: Path, found: Any, report: Any) -> None:
+def user_folder(root: Path = ROOT) -> Path | None:
+    """Return the user folder of the ComfyUI this folder is installed in; None if it is in none."""
+    folder = root.parents[1] / "user"
+    return folder if root.parent.name == "custom_nodes" and folder.is_dir() else None
+
+
+def journal_sections(user: Path | None) -> dict[str, str]:
+    """Return the journal's parts of the report: last plan, last phases, deaths."""
+    if user is None:
+        return {"Journal": "not looked for: name ComfyUI's user folder with --user"}
+    return load("xpu.journal_report").journal_sections(user / JOURNAL_FILE)
+
+
+def write_report(path: Path, found: Any, report: Any, sections: Mapping[str, str]) -> None:
     """Write the report as text, or with the raw results as a zip. Raises: OSError."""
     private = report.Private.here()
-    text = report.vendor_report(found.verdict, found.battery, private=private)
+    text = report.vendor_report(found.verdict, found.battery, private=private, sections=sections)
     if path.suffix.lower() != ".zip":
         path.write_text(text, encoding="utf-8")
         return

@@ -35,6 +35,8 @@ dependencies."""
 TEST_TOOLS = ("pytest", "pytest-xdist", "hypothesis")
 LINT_TOOLS = ("ruff==0.17.6", "pyright==1.1.414")
 HOST_EXTRAS = (TORCHVISION, "torchsde")
+BROWSER_DRIVER = ("playwright",)
+"""Drives a browser the system has; its package brings none, and nothing here fetches one."""
 
 STAMP_NAME = "supir_xpu_setup.json"
 MARKER_NAME = "supir_xpu_installing"
@@ -86,9 +88,12 @@ def full_profile(root: Path, host: Path) -> Profile:
     wanted = [line for line in wanted if requirement_name(line) != "torchaudio"]
     return Profile(
         "full",
-        (*lint.requirements, *HOST_EXTRAS, *wanted),
+        (*lint.requirements, *HOST_EXTRAS, *BROWSER_DRIVER, *wanted),
         apart=(TORCHAUDIO,),
-        modules=(*lint.modules, "torchvision", "torchaudio", "torchsde", "aiohttp", "transformers"),
+        modules=(
+            *(*lint.modules, "torchvision", "torchaudio", "torchsde", "aiohttp", "transformers"),
+            *BROWSER_DRIVER,
+        ),
     )
 
 

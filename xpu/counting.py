@@ -2,7 +2,7 @@
 
 Owns the rule what one launch is: one ATen operator that is neither a view nor a bare allocation, a
 lower bound of the kernels an eager backend starts. Works on meta tensors and on real ones, inside
-and outside inference mode. Nothing in a run depends on it.
+and outside inference mode. A run uses its helpers for operators only (``workarounds.py``).
 """
 
 from __future__ import annotations

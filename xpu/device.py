@@ -33,6 +33,8 @@ desktop are invisible then."""
 SUPPORTED_FAMILIES = ("alchemist", "meteor-lake", "battlemage", "lunar-lake", "panther-lake", "pvc")
 UNSUPPORTED_FAMILIES = ("xe-lp", "pre-xe")
 FUSED_EVIDENCE = ("unknown", "fused", "math")
+KINDS = ("xpu", "cpu", "cuda", "mps", "npu", "mlu", "privateuseone")
+"""Torch device types a host may compute on."""
 
 _FAMILY_NAMES = (
     (r"Data Center GPU Max", "pvc"),
@@ -50,7 +52,7 @@ _FAMILY_NAMES = (
 class DeviceFacts:
     """One device as seen when a run starts.
 
-    kind: ``xpu``, ``cpu``, ``cuda``, ``mps`` or another torch device type.
+    kind: ``xpu``, ``cpu``, ``cuda``, ``mps`` or another torch device type, see KINDS.
     family: one of SUPPORTED_FAMILIES, UNSUPPORTED_FAMILIES or ``unknown``.
     total_bytes, free_bytes: device memory; 0 means unknown.
     headroom_bytes: part of free_bytes left to other processes.
@@ -59,7 +61,8 @@ class DeviceFacts:
     fused_sdpa: evidence whether scaled_dot_product_attention runs as one kernel without a score
         matrix: ``fused``, ``math`` or ``unknown``.
     fused_max_dim_head: widest head the fused kernel takes.
-    bw_bytes_per_s, flops_per_s: sustained rates; 0 means unknown.
+    bw_bytes_per_s, flops_per_s: sustained rates; launch_s, sync_s: seconds one launch costs, and
+        one wait on top of it. 0 means unknown.
     sources: for each fact, where it comes from.
     """
 
@@ -80,6 +83,8 @@ class DeviceFacts:
     fused_max_dim_head: int = 512
     bw_bytes_per_s: float = 0.0
     flops_per_s: float = 0.0
+    launch_s: float = 0.0
+    sync_s: float = 0.0
     sources: Mapping[str, str] = field(
         default_factory=lambda: cast("dict[str, str]", {}), hash=False
     )
@@ -148,6 +153,22 @@ def release_cached_memory(live: torch.Tensor | None = None) -> None:
     if live is not None and live.numel() > 0:
         live.reshape(-1)[:1].to("cpu")
     torch.xpu.empty_cache()
+
+
+def device_identity(device: torch.device | str, torch_module: Any = torch) -> tuple[str, str]:
+    """Return (uuid or else name, driver version) of an XPU, as the preflight's child reads them.
+
+    Empty texts if it cannot be asked.
+    """
+    properties = _ask(lambda: torch_module.xpu.get_device_properties(device), "properties", {})
+    name = device_key(getattr(properties, "uuid", ""), getattr(properties, "name", ""))
+    return name, str(getattr(properties, "driver_version", "") or "")
+
+
+def device_key(uuid: object, name: object) -> str:
+    """Return what tells one device from another: its uuid, or its name if that has no text form."""
+    text = str(uuid or "")
+    return text if text and not text.startswith("<") else str(name or "")
 
 
 def classify_family(name: str, architecture: int = 0, properties: object = None) -> str:
@@ -331,18 +352,20 @@ def _checked(key: str, value: object, kind: str) -> object:
             f"The device description's '{key}' is {value!r}, a {type(value).__name__}; it must be "
             f"{kind}. Correct that key."
         )
-    if isinstance(value, (int, float)) and not is_bool and value < 0:
-        raise FactsError(f"The device description's '{key}' is {value}; it must not be negative.")
-    if key == "fused_sdpa" and value not in FUSED_EVIDENCE:
-        raise FactsError(
-            f"The device description's 'fused_sdpa' is {value!r}; it must be one of "
-            f"{', '.join(FUSED_EVIDENCE)}."
+    if isinstance(value, (int, float)) and not is_bool and not 0 <= value < float("inf"):
+        raise FactsError(  # NaN fails the comparison too
+            f"The device description's '{key}' is {value}; it must be a number of 0 or more."
         )
     families = (*SUPPORTED_FAMILIES, *UNSUPPORTED_FAMILIES, "unknown")
-    if key == "family" and value not in families:
+    words = {"fused_sdpa": FUSED_EVIDENCE, "family": families, "kind": KINDS}.get(key)
+    if words is not None and value not in words:
         raise FactsError(
-            f"The device description's 'family' is {value!r}; it must be one of "
-            f"{', '.join(families)}."
+            f"The device description's '{key}' is {value!r}; it must be one of {', '.join(words)}."
+        )
+    if isinstance(value, str) and "${" in value:
+        raise FactsError(
+            f"The device description's '{key}' is {value!r}; '${{' would read another value or the "
+            f"environment, and is not allowed. Write the value itself."
         )
     if isinstance(value, (list, tuple)):
         return tuple(str(item) for item in cast("list[object]", value))
@@ -361,7 +384,7 @@ def load_facts(path: str | Path) -> DeviceFacts:
     from omegaconf.errors import OmegaConfBaseException
 
     try:
-        data = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+        data = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
     except (OSError, OmegaConfBaseException, yaml.YAMLError, ValueError) as e:
         raise FactsError(f"The device description {path} cannot be read: {e}") from e
     if not isinstance(data, dict):

@@ -305,7 +305,7 @@ def _check_number(profile: str, key: str, number: Number) -> None:
 
 def _user_changes(path: Path) -> dict[str, Any]:
     """Return the user's changes per profile, with plain numbers turned into sourced ones."""
-    data = cast("dict[object, Any]", OmegaConf.to_container(_read(path)))
+    data = cast("dict[object, Any]", OmegaConf.to_container(_read(path), resolve=False))
     section: object = data.get("profiles")
     if section is None:
         return {}
@@ -328,6 +328,11 @@ def _user_value(path: Path, where: str, key: str, value: object) -> object:
         raise ProfileError(
             f"{path}: '{where}' is not a setting of a profile.{_hint(key, _USER_KEYS)} Known: "
             f"{', '.join(_USER_KEYS)}."
+        )
+    if "${" in str(value):
+        raise ProfileError(
+            f"{path}: '{where}' is {value!r}; '${{' would read another value or the environment, and "
+            "is not allowed. Write the value itself."
         )
     if key not in _NUMBERS:
         wanted = str if key == "note" else bool

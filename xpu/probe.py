@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from .boot import read_boot_id
+from .device import device_key
 from .fault_table import FAULT_TABLE
 from .faults import device_lost_reason
 from .probe_cache import CacheKey, ProbeCache, Remembered
@@ -51,11 +52,15 @@ class PreflightCancelled(Exception):  # noqa: N818  (a request, not an error)
 
 @dataclass(frozen=True)
 class Preflight:
-    """One judgement with what it rests on. from_cache: no full battery was run for it now."""
+    """One judgement with what it rests on.
+
+    from_cache: no full battery was run for it now. when: seconds since 1970; 0 if not known.
+    """
 
     verdict: Verdict
     battery: Battery
     from_cache: bool
+    when: float = 0.0
 
 
 def quick_request(device: str = "xpu:0") -> ProbeRequest:
@@ -100,7 +105,7 @@ def preflight(
 
     def recall(key: CacheKey) -> Preflight | None:
         entry = None if refresh else cache.find(key, request.stages, lost)
-        return entry and Preflight(judge(entry.battery), entry.battery, from_cache=True)
+        return entry and Preflight(judge(entry.battery), entry.battery, True, entry.when)
 
     turn = _turns.setdefault(request.device, threading.Lock())
     while not turn.acquire(timeout=0.1):
@@ -117,13 +122,29 @@ def preflight(
         if found is not None:
             return found
         run.rest()
-        verdict = judge(run.battery, cache.was_seen(request.device))
+        verdict, when = judge(run.battery, cache.was_seen(request.device)), time.time()
         if key.is_identified or verdict.criterion in ("hang", "crash", "lost"):
-            cache.keep(Remembered(key, run.battery, verdict.status, lost or ""))
+            cache.keep(Remembered(key, run.battery, verdict.status, lost or "", when=when))
     finally:
         turn.release()
     log.info("Preflight of %s: %s. %s", request.device, verdict.status, verdict.reason)
-    return Preflight(verdict, run.battery, from_cache=False)
+    return Preflight(verdict, run.battery, False, when)
+
+
+def remembered(
+    folder: Path | None, known: CacheKey, stages: frozenset[int] = frozenset((0, 1, 2, 3))
+) -> Preflight | None:
+    """Return the kept judgement of a device, or None. Starts no process.
+
+    Args: stages: those it must rest on; by default the ones that run before the first job.
+    """
+    cache, lost = ProbeCache(folder), device_lost_reason()
+    unknown = CacheKey(known.selector, "", "", known.torch, known.boot)
+    entry = cache.find(unknown, stages, lost) or cache.find(known, stages, lost)
+    if entry is None:
+        return None
+    verdict = _judge(entry.battery, False, DEFAULT_JOB_FLOPS, None)
+    return Preflight(verdict, entry.battery, True, entry.when)
 
 
 def _judge(
@@ -182,7 +203,7 @@ def cache_key(
 def identified(key: CacheKey, battery: Battery) -> CacheKey:
     """Return ``key`` with the device and driver the child read, unchanged if it could not."""
     found = battery.properties
-    device = str(found.get("uuid") or found.get("name") or "")
+    device = device_key(found.get("uuid"), found.get("name"))
     return CacheKey(key.selector, device, str(found.get("driver_version", "")), key.torch, key.boot)
 
 

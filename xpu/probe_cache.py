@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,7 +22,7 @@ from .probe_types import Battery, Check
 
 log = logging.getLogger(__name__)
 
-FILE_NAME = "preflight.json"
+FILE_NAME = "supir_xpu_preflight.json"
 FORMAT = 1
 MOST_ENTRIES = 16
 
@@ -55,13 +55,14 @@ class CacheKey:
 
 @dataclass(frozen=True)
 class Remembered:
-    """One entry: what was found, and whether something happened since."""
+    """One entry: what was found, when (seconds since 1970), and whether something happened since."""
 
     key: CacheKey
     battery: Battery
     status: str
     after_fault: str = ""
     stale: str = ""
+    when: float = 0.0
 
 
 class ProbeCache:
@@ -98,12 +99,7 @@ class ProbeCache:
     def spoil(self, selector: str, reason: str) -> None:
         """Make every entry of a device invalid, for example after it was lost in a run."""
         entries = self._read()
-        spoilt = [
-            Remembered(e.key, e.battery, e.status, e.after_fault, reason)
-            if e.key.selector == selector
-            else e
-            for e in entries
-        ]
+        spoilt = [replace(e, stale=reason) if e.key.selector == selector else e for e in entries]
         if spoilt != entries:
             self._write(spoilt)
 
@@ -145,6 +141,7 @@ def _entry_to(entry: Remembered) -> dict[str, Any]:
         "after_fault": entry.after_fault,
         "stale": entry.stale,
         "time": time.strftime("%Y-%m-%dT%H:%M:%S"),
+        "when": entry.when,
         "battery": battery,
     }
 
@@ -157,6 +154,7 @@ def _entry_from(item: Mapping[str, Any]) -> Remembered:
         str(item["status"]),
         str(item.get("after_fault", "")),
         str(item.get("stale", "")),
+        float(item.get("when", 0.0)),
     )
 
 

@@ -116,6 +116,10 @@ def apply_measured(facts: DeviceFacts, verdict: Verdict) -> DeviceFacts:
         changes["flops_per_s"] = found.flops_per_s
     if found.bw_bytes_per_s > 0:
         changes["bw_bytes_per_s"] = found.bw_bytes_per_s
+    if found.launch_s > 0:
+        changes["launch_s"] = found.launch_s
+    if found.sync_s > 0:
+        changes["sync_s"] = found.sync_s
     if found.fused_sdpa != "unknown":
         changes["fused_sdpa"] = found.fused_sdpa
     if found.fused_sdpa == "fused" and found.fused_max_dim_head > 0:

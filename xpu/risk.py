@@ -8,9 +8,11 @@ same verdict. Every code is documented in ``CODES``.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from .device_profiles import Profile
 from .errors import RiskBlockedError
+from .governor import WINDOW_LAUNCHES
 from .history import History, JobSize
 from .risk_rules import STATIC_RULES
 from .risk_rules_history import HISTORY_RULES
@@ -70,7 +72,8 @@ def judge(
     More pixels, steps, launches or a smaller gap never lower the score.
     """
     bw, flops = rates(facts, profile)
-    size = JobSize(plan.launches_total, predicted_seconds(plan, bw, flops))
+    per_launch = launch_seconds(facts, profile)
+    size = JobSize(plan.launches_total, predicted_seconds(plan, bw, flops, per_launch))
     case = Case(plan, facts, profile, history, now, settings, size)
     risks = tuple(r for r in (rule(case) for rule in RULES) if r is not None)
     score = sum(r.points for r in risks)
@@ -88,14 +91,7 @@ def make_judge(
     """Return ``judge`` with everything fixed but the plan and its waits."""
 
     def judge_plan(plan: PlanNumbers, waits: Waits) -> Verdict:
-        adjusted = JudgeSettings(
-            waits,
-            settings.loads_model,
-            settings.loaded_at,
-            settings.preflight,
-            settings.novelty,
-        )
-        return judge(plan, facts, profile, history, now, adjusted)
+        return judge(plan, facts, profile, history, now, replace(settings, waits=waits))
 
     return judge_plan
 
@@ -106,6 +102,16 @@ def rates(facts: FactsLike, profile: Profile) -> tuple[float, float]:
         facts.bw_bytes_per_s or profile.bw_bytes_per_s,
         facts.flops_per_s or profile.flops_per_s,
     )
+
+
+def launch_seconds(facts: FactsLike, profile: Profile) -> float:
+    """Return the measured seconds per launch, 0 if nobody measured.
+
+    Where the governor is on (a driver that is known to be bad, or not known), every window of
+    launches is waited for once.
+    """
+    waits = facts.sync_s / WINDOW_LAUNCHES if profile.known_bad or profile.careful else 0.0
+    return facts.launch_s + waits
 
 
 def blocks(verdict: Verdict, mode: RiskMode) -> bool:

@@ -99,7 +99,7 @@ def rule_unsupported(case: Case) -> Risk | None:
     """Count a device the backend was never validated on; only a passed preflight opens it."""
     if not (case.is_xpu and case.profile.unsupported):
         return None
-    passed = case.settings.preflight in ("healthy", "degraded")
+    passed = case.settings.preflight in ("healthy", "degraded", "pending")
     severity: RiskSeverity = own_severity(case.profile.base_points) if passed else "block"
     return Risk(
         "XPU_UNSUPPORTED",
@@ -130,13 +130,15 @@ def rule_preflight(case: Case) -> Risk | None:
     """Refuse a device that failed its health battery."""
     if not case.is_xpu or case.settings.preflight != "retreat":
         return None
+    reason = case.settings.preflight_reason
     return Risk(
         "XPU_PREFLIGHT",
         "block",
         0.0,
         f"The health battery found {case.facts.name or 'the device'} unusable on driver "
-        f"{case.facts.driver or 'unknown'}.",
-        "Read the Preflight report; update the driver, or start ComfyUI with --cpu.",
+        f"{case.facts.driver or 'unknown'}{f': {reason}' if reason else '.'}",
+        case.settings.preflight_action
+        or "Read the Preflight report; update the driver, or start ComfyUI with --cpu.",
     )
 
 

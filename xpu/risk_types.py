@@ -16,7 +16,7 @@ RiskSeverity = Literal["note", "warn", "block"]
 Severity = Literal["ok", "warn", "block"]
 RiskMode = Literal["auto", "block", "warn", "off"]
 Policy = Literal["fused", "fused_pieces", "math", "chunk_loop", "cpu", "unknown"]
-Preflight = Literal["unknown", "healthy", "degraded", "retreat"]
+Preflight = Literal["unknown", "pending", "healthy", "degraded", "retreat"]
 NoveltyMode = Literal["off", "note", "score"]
 
 WARN_AT = 3.0
@@ -123,6 +123,10 @@ class FactsLike(Protocol):
     def bw_bytes_per_s(self) -> float: ...
     @property
     def flops_per_s(self) -> float: ...
+    @property
+    def launch_s(self) -> float: ...
+    @property
+    def sync_s(self) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -150,7 +154,8 @@ class JudgeSettings:
         waits: idle time already planned.
         loads_model: weights move to the device in this run.
         loaded_at: when they last did, seconds since 1970; None if long ago or not known.
-        preflight: what the health battery said about this device.
+        preflight: what the health battery said about this device; ``pending`` if it will be asked
+            before the run starts. preflight_reason, preflight_action: the same in sentences.
         novelty: ``off``, ``note`` (said, no point) or ``score`` (one point).
     """
 
@@ -158,6 +163,8 @@ class JudgeSettings:
     loads_model: bool = False
     loaded_at: float | None = None
     preflight: Preflight = "unknown"
+    preflight_reason: str = ""
+    preflight_action: str = ""
     novelty: NoveltyMode = "note"
 
 
@@ -230,17 +237,23 @@ def gib(count: float) -> str:
     return f"{count / 1024**3:.2f} GiB"
 
 
-def predicted_seconds(plan: PlanNumbers, bw: float, flops: float) -> float:
+def predicted_seconds(
+    plan: PlanNumbers, bw: float, flops: float, per_launch_s: float = 0.0
+) -> float:
     """Return the busy seconds of a plan on a device of given sustained rates.
 
     Args:
-        bw: bytes per second. flops: operations per second. 0 leaves that limit out.
-    Each phase takes the longer of its memory time and its arithmetic time. Never falls when a
-    number of the plan grows. Source: roofline model (Williams et al. 2009).
+        bw: bytes per second. flops: operations per second. per_launch_s: seconds between two
+            launches, at least. 0 leaves that limit out.
+    Each phase takes the longest of its memory time, its arithmetic time and the time its launches
+    take to submit. Never falls when a number of the plan grows. Source: roofline model (Williams
+    et al. 2009), the launches added by us.
     """
 
-    def longer(moved: float, work: float) -> float:
-        return max(moved / bw if bw > 0 else 0.0, work / flops if flops > 0 else 0.0)
+    def longest(moved: float, work: float, launches: int) -> float:
+        memory, arithmetic = moved / bw if bw > 0 else 0.0, work / flops if flops > 0 else 0.0
+        return max(memory, arithmetic, launches * per_launch_s)
 
-    phases = sum(longer(p.bytes_moved, p.flops) for p in plan.phases)
-    return max(phases, longer(plan.bytes_moved_total, plan.flops_total))
+    phases = sum(longest(p.bytes_moved, p.flops, p.launches) for p in plan.phases)
+    total = longest(plan.bytes_moved_total, plan.flops_total, plan.launches_total)
+    return max(phases, total)

@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 PACK_NAME = "süpir xpu 1.0 (テスト)"
 
 
-def start(base, *extra_args, pack_name=PACK_NAME):
+def start(base, *extra_args, pack_name=PACK_NAME, pack_root=ROOT):
     """Start a server with the front end its version asks for, threads as ComfyUI chooses them."""
     from host_server import start_server
 
@@ -30,7 +30,7 @@ def start(base, *extra_args, pack_name=PACK_NAME):
     free = alone and os.environ.get("SUPIR_XPU_TEST_THREADS")
     env = {"OMP_NUM_THREADS": None} if free else {}
     root = os.environ["COMFYUI_ROOT"]
-    return start_server(root, ROOT, base, extra_args, pack_name=pack_name, env=env)
+    return start_server(root, pack_root, base, extra_args, pack_name=pack_name, env=env)
 
 
 @pytest.fixture(scope="session")

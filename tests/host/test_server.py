@@ -25,6 +25,7 @@ NODE_IDS = {
     "SUPIR_XPU_Encode",
     "SUPIR_XPU_Decode",
     "SUPIR_XPU_ColorFix",
+    "SUPIR_XPU_Preflight",
 }
 
 
@@ -71,6 +72,22 @@ def test_transparency_is_scaled_along_and_put_back(server, workflow, make_pictur
     assert image.mode == "RGBA"
     assert image.size == (90, 68)
     assert np.asarray(image)[..., 3].std() > 10
+
+
+def test_preflight_runs_alone_and_names_the_device_where_there_is_no_intel_gpu(server):
+    prompt = {
+        "check": {
+            "class_type": "SUPIR_XPU_Preflight",
+            "inputs": {"refresh": False},
+            "_meta": {"title": "Preflight"},
+        }
+    }
+    entry = server.run(prompt, timeout=60)
+    (text,) = entry["outputs"]["check"]["text"]
+    assert "the processor (CPU)" in text
+    assert "\n" not in text
+    preflight = server.get("/supir_xpu/status").json()["preflight"]
+    assert preflight["status"] is None
 
 
 def test_a_batch_gives_as_many_pictures_and_the_first_is_the_single_one(

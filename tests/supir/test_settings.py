@@ -97,6 +97,9 @@ def test_empty_file_and_byte_order_mark(yaml):
         ("words: one", "'words'", "list"),
         ("words: [a, {b: c}]", "'words[1]'", "str"),
         ("name: ${missing}", "'name'", "missing"),
+        ("name: ${oc.env:PATH}", "'name'", "oc.env"),
+        ("words: [a, '${strength}']", "'words.1'", "strength"),
+        ("tiles: {size_px: '${oc.env:PATH}'}", "'tiles.size_px'", "oc.env"),
         ("1: 2", "'1'", "name"),
     ],
 )

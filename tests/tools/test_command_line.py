@@ -78,6 +78,11 @@ def two_cores(monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 2)
 
 
+@pytest.fixture(autouse=True)
+def with_browser(monkeypatch):
+    monkeypatch.setenv("SUPIR_XPU_BROWSER", "required")
+
+
 SPREAD = ["-n", "2", "--dist", "loadfile"]
 OLDER = "(host or web) and not newest"
 
@@ -118,6 +123,44 @@ def test_one_host_can_be_chosen(start, version, only):
     assert code == 5
     assert words[3:] == [*only, *SPREAD, "-x"]
     assert env["COMFYUI_ROOT"].endswith(f"ComfyUI-{version}")
+
+
+def test_without_a_browser_its_tests_are_left_out_and_that_is_said(start, monkeypatch, capsys):
+    monkeypatch.delenv("SUPIR_XPU_BROWSER")
+    monkeypatch.setattr("browser.find_browser", lambda: None)
+    _, [newest, oldest], _ = start("test", "-x", held=["full"])
+    assert newest[0][3:] == ["-m", "not web", *SPREAD, "-x"]
+    assert oldest[0][3:] == ["-m", f"({OLDER}) and not web", *SPREAD, "-x"]
+    said = capsys.readouterr().out
+    assert "Not run: the tests in a browser" in said
+    assert "apt-get install chromium" in said
+
+
+def test_a_browser_that_is_there_is_used(start, monkeypatch, capsys):
+    monkeypatch.delenv("SUPIR_XPU_BROWSER")
+    monkeypatch.setattr("browser.find_browser", lambda: "/usr/bin/chromium")
+    _, [(words, _)], _ = start("test", "--host", "0.30.0", held=["full"])
+    assert words[3:] == SPREAD
+    assert "Not run" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("env", "there", "found", "required"),
+    [
+        ({}, ["chromium"], "/bin/chromium", False),
+        ({}, ["google-chrome"], "/bin/google-chrome", False),
+        ({}, [], None, False),
+        ({"SUPIR_XPU_BROWSER": "required"}, ["chromium"], "/bin/chromium", True),
+        ({"SUPIR_XPU_BROWSER": "required"}, [], None, True),
+        ({"SUPIR_XPU_BROWSER": "mine"}, ["mine", "chromium"], "/bin/mine", True),
+        ({"SUPIR_XPU_BROWSER": "mine"}, ["chromium"], None, True),
+    ],
+)
+def test_finding_a_browser(tool, env, there, found, required):
+    browser = tool("browser")
+    which = {name: f"/bin/{name}" for name in there}.get
+    assert browser.find_browser(env, which) == found
+    assert browser.is_required(env) is required
 
 
 @pytest.mark.parametrize("own", [["-n", "0"], ["-n4"], ["--numprocesses=1"], ["--pdb"]])

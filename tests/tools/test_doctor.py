@@ -11,6 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from supir_xpu.xpu.journal import Journal, RunInfo
 from supir_xpu.xpu.probe import Preflight
 from supir_xpu.xpu.probe_types import FULL_STAGES, QUICK_STAGES, Battery, Check, Verdict
 
@@ -73,6 +74,12 @@ def test_options_reach_the_preflight(doctor, tmp_path):
     assert (request.device, request.groups, folder) == ("xpu:1", QUICK_STAGES, tmp_path)
 
 
+def test_the_verdict_is_kept_where_the_nodes_look_for_it(doctor, tmp_path):
+    run = answers(GOOD)
+    doctor.main(["--user", str(tmp_path)], run)
+    assert run.calls[0][1] == tmp_path
+
+
 def test_report_without_names(doctor, tmp_path, capsys):
     home = str(Path.home())
     text = f"File {home}/x.py on {platform.node()} by {getpass.getuser()}, C:\\Users\\Zoe\\p.png"
@@ -93,6 +100,72 @@ def test_report_without_names(doctor, tmp_path, capsys):
             assert platform.node() not in part
             assert "Zoe" not in part
             assert f"by {getpass.getuser()}," not in part
+
+
+@pytest.fixture
+def user(tmp_path):
+    """A ComfyUI user folder whose journal holds one run that died and one that is open."""
+    folder = tmp_path / "ComfyUI" / "user"
+    folder.mkdir(parents=True)
+    journal = Journal(folder / "supir_xpu_journal.sqlite3", boot_id="linux:before")
+    home, who, where = str(Path.home()), getpass.getuser(), platform.node()
+    summary = f"Sample 2816x1920 px of {home}/Aunt-Mary.png by {who}, on {where}"
+    run = RunInfo("r", "Arc B580", "1.6.33578", "2.14", "math", 4321, 77.5, True, summary)
+    row = journal.open_phase(run, "sample")
+    journal.progress(row, step=7, launches=1234)
+    journal.find_deaths()
+    later = Journal(folder / "supir_xpu_journal.sqlite3", boot_id="linux:now")
+    later.find_deaths()
+    later.close_phase(later.open_phase(run, "decode"), "ok")
+    later.close()
+    return folder
+
+
+@pytest.mark.parametrize("name", ["out.txt", "out.zip"])
+def test_a_report_holds_journal_and_plan_without_names(doctor, tmp_path, user, name):
+    path = tmp_path / name
+    assert doctor.main(["--report", str(path), "--user", str(user)], answers(BAD)) == 1
+    if name == "out.txt":
+        text = path.read_text(encoding="utf-8")
+    else:
+        with zipfile.ZipFile(path) as archive:
+            text = archive.read("report.txt").decode("utf-8")
+    for words in (
+        "== Last plan ==", "Sample 2816x1920 px", "planned launches 4321", "attention math",
+        "decode: ok", "sample: died", "machine died in sample, device at work",
+        "step 7, 1234 of 4321 launches",
+    ):  # fmt: skip
+        assert words in text, words
+    assert "Aunt-Mary" not in text
+    assert "<picture>" in text
+    assert f"by {getpass.getuser()}," not in text
+    assert f"on {platform.node()}" not in text
+
+
+def test_the_journal_is_found_in_the_comfyui_around_it_and_never_changed(doctor, user, tmp_path):
+    pack = user.parent / "custom_nodes" / "supir"
+    pack.mkdir(parents=True)
+    assert doctor.user_folder(pack) == user
+    assert doctor.user_folder(tmp_path / "elsewhere" / "supir") is None
+    before = {p.name: p.read_bytes() for p in user.iterdir()}
+    doctor.journal_sections(user)
+    assert {p.name: p.read_bytes() for p in user.iterdir() if p.name in before} == before
+    assert "--user" in doctor.journal_sections(None)["Journal"]
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no database, but a text of some length" * 99])
+def test_a_journal_that_is_not_one_is_said_in_a_line(doctor, tmp_path, content):
+    if content is not None:
+        (tmp_path / "supir_xpu_journal.sqlite3").write_bytes(content)
+    (text,) = doctor.journal_sections(tmp_path).values()
+    assert "journal" in text
+    assert "\n" not in text
+
+
+def test_the_name_of_the_journal_is_the_nodes():
+    assert 'JOURNAL_FILE = "supir_xpu_journal.sqlite3"' in (
+        ROOT / "nodes" / "journal.py"
+    ).read_text(encoding="utf-8")
 
 
 def test_a_report_that_cannot_be_written(doctor, tmp_path, capsys):

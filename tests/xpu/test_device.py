@@ -10,6 +10,7 @@ from supir_xpu.tests.simulated_device import GIB, DeviceSpec, SimulatedDevice
 from supir_xpu.xpu.device import (
     DeviceFacts,
     classify_family,
+    device_identity,
     facts_from_mapping,
     host_region,
     in_host_region,
@@ -176,6 +177,10 @@ def test_facts_from_a_mapping():
         ({"kind": "xpu", "fused_sdpa": "maybe"}, "'fused_sdpa' is 'maybe'"),
         ({"kind": "xpu", "family": "b70"}, "'family' is 'b70'"),
         ({"kind": 3}, "'kind' is 3"),
+        ({"kind": "banana"}, "'kind' is 'banana'; it must be one of xpu, cpu"),
+        ({"kind": "xpu", "flops_per_s": float("nan")}, "'flops_per_s' is nan"),
+        ({"kind": "xpu", "launch_s": float("inf")}, "'launch_s' is inf"),
+        ({"kind": "xpu", "name": "${oc.env:HOME}"}, r"'name' is '\$\{oc.env:HOME\}'"),
     ],
 )
 def test_a_wrong_mapping_names_the_key(mapping, words):
@@ -185,6 +190,9 @@ def test_a_wrong_mapping_names_the_key(mapping, words):
 
 def test_yaml(tmp_path):
     path = tmp_path / "device.yaml"
+    path.write_text("kind: xpu\nname: ${oc.env:PATH}\n", encoding="utf-8")
+    with pytest.raises(FactsError, match="'name'"):
+        load_facts(path)
     path.write_text("kind: xpu\nfamily: alchemist\nbw_bytes_per_s: 4.0e11\n", encoding="utf-8")
     assert load_facts(path) == DeviceFacts("xpu", family="alchemist", bw_bytes_per_s=4e11)
     for text, words in [("kind: [", "cannot be read"), ("- 1\n", "is not a list of"),
@@ -194,6 +202,29 @@ def test_yaml(tmp_path):
             load_facts(path)
     with pytest.raises(FactsError, match=r"none\.yaml cannot be read"):
         load_facts(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize(
+    ("properties", "identity"),
+    [
+        ({"uuid": "u-1", "name": "Arc", "driver_version": "1.6"}, ("u-1", "1.6")),
+        ({"name": "Arc", "driver_version": "1.6"}, ("Arc", "1.6")),
+        ({"uuid": object(), "name": "Arc"}, ("Arc", "")),
+        ({}, ("", "")),
+    ],
+)
+def test_identity(properties, identity):
+    found = types.SimpleNamespace(**properties)
+    xpu = types.SimpleNamespace(get_device_properties=lambda device: found)
+    assert device_identity("xpu:0", types.SimpleNamespace(xpu=xpu)) == identity
+
+
+def test_identity_of_a_device_that_does_not_answer():
+    def broken(device):
+        raise RuntimeError("no")
+
+    module = types.SimpleNamespace(xpu=types.SimpleNamespace(get_device_properties=broken))
+    assert device_identity("xpu:0", module) == ("", "")
 
 
 def test_host_region_nests():

@@ -26,7 +26,7 @@ from supir_xpu.xpu.probe import (
     preflight,
     preflight_in_background,
 )
-from supir_xpu.xpu.probe_cache import CacheKey, ProbeCache
+from supir_xpu.xpu.probe_cache import FILE_NAME, CacheKey, ProbeCache
 from supir_xpu.xpu.probe_process import ChildOutcome, run_child
 from supir_xpu.xpu.probe_types import FULL_STAGES, Check, ProbeRequest
 
@@ -172,11 +172,11 @@ def test_a_lost_device_is_probed_again(healthy, monkeypatch):
     cache = ProbeCache(folder)
     assert cache.find(key, asked.stages, None) is not None
     assert cache.find(key, asked.stages, "DEVICE_LOST in conv") is None
-    before = (folder / "preflight.json").read_bytes()
+    before = (folder / FILE_NAME).read_bytes()
     probe.invalidate(folder, asked.device, "DEVICE_LOST in conv")
     assert cache.find(key, asked.stages, None) is None
     assert cache.was_seen(asked.device)
-    (folder / "preflight.json").write_bytes(before)
+    (folder / FILE_NAME).write_bytes(before)
 
 
 def test_a_device_that_was_here_and_is_gone(healthy, monkeypatch):

@@ -7,6 +7,7 @@ import os
 from dataclasses import replace
 
 import pytest
+from supir_xpu.xpu.probe import remembered
 from supir_xpu.xpu.probe_cache import FILE_NAME, MOST_ENTRIES, CacheKey, ProbeCache, Remembered
 from supir_xpu.xpu.probe_types import Battery, Check
 
@@ -62,6 +63,19 @@ def test_a_short_battery_does_not_serve_a_full_one_unless_it_ended_in_retreat(tm
     assert cache.find(KEY, FULL, None) is None
     cache.keep(replace(ENTRY, status="retreat"))
     assert cache.find(KEY, FULL, None) is not None
+
+
+def test_a_kept_judgement_is_remembered_with_its_age_and_without_a_process(tmp_path):
+    cache = ProbeCache(tmp_path)
+    cache.keep(replace(ENTRY, when=1234.5))
+    found = remembered(tmp_path, KEY)
+    assert found is not None
+    assert (found.from_cache, found.when, found.battery) == (True, 1234.5, BATTERY)
+    assert remembered(tmp_path, replace(KEY, driver="other")) is None
+    assert remembered(tmp_path, KEY, FULL) is None
+    unasked = replace(KEY, device="", driver="")
+    cache.keep(replace(ENTRY, key=unasked, status="retreat", when=1.0))
+    assert remembered(tmp_path, KEY).when == 1.0, "a device that could not even be asked"
 
 
 def test_a_fault_in_a_run(tmp_path):

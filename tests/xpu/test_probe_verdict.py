@@ -278,6 +278,8 @@ def test_measured_facts_replace_guesses():
         measured=Measured(
             flops_per_s=5e12,
             bw_bytes_per_s=2e11,
+            launch_s=1e-5,
+            sync_s=4e-5,
             fused_sdpa="fused",
             fused_max_dim_head=64,
             allocated_bytes=2 * 2**30,
@@ -286,6 +288,7 @@ def test_measured_facts_replace_guesses():
     )
     facts = apply_measured(FACTS, verdict)
     assert (facts.flops_per_s, facts.bw_bytes_per_s) == (5e12, 2e11)
+    assert (facts.launch_s, facts.sync_s) == (1e-5, 4e-5)
     assert (facts.fused_sdpa, facts.fused_max_dim_head) == ("fused", 64)
     assert facts.max_alloc_bytes == 2 * 2**30
     assert facts.dtypes == ("float32", "float16")

@@ -190,7 +190,13 @@ def test_driver(facts, guc, expected):
 
 @pytest.mark.parametrize(
     ("preflight", "expected"),
-    [("unknown", "block"), ("degraded", "warn"), ("healthy", "warn"), ("retreat", "block")],
+    [
+        ("unknown", "block"),
+        ("pending", "warn"),
+        ("degraded", "warn"),
+        ("healthy", "warn"),
+        ("retreat", "block"),
+    ],
 )
 def test_unsupported(preflight, expected):
     facts = DeviceFacts("xpu", family="xe-lp", name="Iris Xe")
@@ -201,6 +207,29 @@ def test_unsupported(preflight, expected):
 def test_preflight_retreat_blocks_any_xpu():
     assert severity("XPU_PREFLIGHT", how=replace(QUIET, preflight="retreat")) == "block"
     assert severity("XPU_PREFLIGHT", how=replace(QUIET, preflight="degraded")) is None
+    assert severity("XPU_PREFLIGHT", how=replace(QUIET, preflight="pending")) is None
+
+
+def test_preflight_reasons_are_in_the_risk():
+    how = replace(
+        QUIET,
+        preflight="retreat",
+        preflight_reason="It hung in sum.",
+        preflight_action="Update it.",
+    )
+    (risk,) = [r for r in verdict(how=how).risks if r.code == "XPU_PREFLIGHT"]
+    assert risk.message.endswith("It hung in sum.")
+    assert risk.action == "Update it."
+
+
+def test_measured_launch_and_wait_costs_count_in_the_predicted_time():
+    plan = replace(SMALL, launches_total=100_000, flops_total=0.0, bytes_moved_total=0.0, phases=())
+    slow = replace(B70, launch_s=1e-3, sync_s=64e-3)
+    assert verdict(plan).size.seconds == 0
+    assert PROFILE.known_bad
+    assert verdict(plan, slow).size.seconds == pytest.approx(200)  # every 64th launch is waited for
+    fine = replace(PROFILE, known_bad=False, careful=False)
+    assert verdict(plan, slow, profile=fine).size.seconds == pytest.approx(100)
 
 
 def test_unknown_device_is_told_so():

@@ -53,6 +53,9 @@ def test_seconds_are_the_longer_of_memory_and_arithmetic():
     phases = (PhaseNumbers("a", 1, 400.0, 0.0), PhaseNumbers("b", 1, 0.0, 100.0))
     assert predicted_seconds(replace(plan, phases=phases), 10, 100) == 14
     assert predicted_seconds(replace(plan, phases=phases[:1]), 10, 100) == 10
+    launched = replace(plan, launches_total=1000)
+    assert predicted_seconds(launched, 10, 100, 0.001) == 10
+    assert predicted_seconds(launched, 10, 100, 0.1) == pytest.approx(100)
 
 
 def test_measured_rates_replace_the_profile():
