@@ -97,6 +97,10 @@ class Graph:
         return list(done)
 
 
+MOST_OUTPUTS = 1 << 20
+"""Output numbers above this are no node's; ComfyUI refuses them itself."""
+
+
 def as_link(value: object) -> Link | None:
     """Return (node, output) when a value is a link as ComfyUI recognises one."""
     if not isinstance(value, list) or len(cast("list[object]", value)) != 2:
@@ -104,4 +108,4 @@ def as_link(value: object) -> Link | None:
     source, index = cast("list[object]", value)
     if not isinstance(source, str) or not isinstance(index, (int, float)):
         return None
-    return (source, int(index)) if math.isfinite(index) else None
+    return (source, int(index)) if abs(index) <= MOST_OUTPUTS else None  # NaN is no link either

@@ -32,6 +32,10 @@ log = logging.getLogger(__name__)
 SUGGEST_SECONDS = 2.0
 """Longest search for a change that lets a refused graph through (our choice)."""
 
+JUDGE_SECONDS = 5.0
+"""Longest time for one graph (our choice); what is left then counts as unknown, and judges itself
+when it runs."""
+
 SMALLER = (0.75, 0.5, 0.35, 0.25, 0.12)
 FEWER_STEPS = (0.75, 0.5, 0.25)
 """Factors on upscale_by, and then on steps, that are tried for a suggestion."""
@@ -91,12 +95,13 @@ class Change:
 
 @dataclass
 class GraphJudgement:
-    """The judgement of a graph."""
+    """The judgement of a graph; ``complete`` is False if time ran out before its last node."""
 
     nodes: list[NodeJudgement] = field(default_factory=list[NodeJudgement])
     unknown: list[str] = field(default_factory=list[str])
     suggestion: list[Change] = field(default_factory=list[Change])
     safe_plan: list[Change] = field(default_factory=list[Change])
+    complete: bool = True
 
     @property
     def refused(self) -> list[NodeJudgement]:
@@ -123,8 +128,12 @@ def judge_graph(
     sizes = Sizes(graph, order, lambda node_id: vae_ratio(graph, node_id))
     at = Context(graph, sizes, plans)
     core = device.facts.is_xpu and any(graph.kind(n) == APPLY or _is_ours(graph, n) for n in order)
-    found = GraphJudgement()
+    found, end = GraphJudgement(), time.monotonic() + JUDGE_SECONDS
     for node_id in order:
+        if time.monotonic() > end:
+            found.unknown += [n for n in order[order.index(node_id) :] if _is_ours(graph, n)]
+            found.complete = False
+            break
         if _is_ours(graph, node_id):
             node = _judge_ours(at, node_id, device)
         elif core and graph.kind(node_id) in CORE_NODES:
@@ -242,7 +251,10 @@ def suggest(
         changed = copy.deepcopy(dict(graph.nodes))
         for change in changes:
             changed[change.node_id]["inputs"][change.input_name] = change.value  # type: ignore[index]
-        if changes and not judge_graph(Graph(changed), targets, device).refused:
+        if not changes:
+            continue
+        found = judge_graph(Graph(changed), targets, device)
+        if found.complete and not found.refused:
             return changes
     return []
 

@@ -48,7 +48,7 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         return await handler(request)
     raw = await request.read()  # kept by the request; too large a body fails here as it does there
     refusal: dict[str, Any] | None = None
-    if len(raw) <= LARGEST_BODY and any(mark in raw for mark in MARKS):
+    if len(raw) <= LARGEST_BODY and may_name_ours(raw, request.charset):
         try:
             refusal = await check_body(await request.json())
         except (ValueError, LookupError, RecursionError):
@@ -58,6 +58,12 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     if refusal is not None:
         return web.json_response(refusal, status=400)
     return await handler(request)
+
+
+def may_name_ours(raw: bytes, charset: str | None) -> bool:
+    """Say quickly whether a body can hold a SUPIR node; only bodies that can are read twice."""
+    bytes_are_letters = charset is None or charset.lower() in ("utf-8", "utf8", "us-ascii", "ascii")
+    return not bytes_are_letters or any(mark in raw for mark in MARKS)
 
 
 async def check_body(body: object) -> dict[str, Any] | None:

@@ -26,6 +26,8 @@ def safe_plan(
 
     Returns: changes in that order; none when there is nothing to change or no safe plan was found.
     """
+    if not found.complete:
+        return []
     changes = [
         Change(node.node_id, "risk", "auto")
         for node in found.nodes

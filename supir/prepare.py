@@ -42,12 +42,13 @@ def plan_geometry(width_px: int, height_px: int, upscale_by: float) -> Geometry:
         )
     if not 0.0 < upscale_by < float("inf"):
         raise SettingsError(f"upscale_by is {upscale_by}; set it to a number above 0.")
-    width, height = (max(1, round(side * upscale_by)) for side in (width_px, height_px))
-    if max(width, height) > MAX_SIDE_PX:
+    asked = [side * float(upscale_by) for side in (width_px, height_px)]
+    if max(asked) >= MAX_SIDE_PX + 0.5:
         raise SettingsError(
-            f"upscale_by {upscale_by} makes {width}x{height} px out of {width_px}x{height_px}; the "
-            f"longest side allowed is {MAX_SIDE_PX} px. Lower upscale_by."
+            f"upscale_by {upscale_by} makes {asked[0]:.6g}x{asked[1]:.6g} px out of "
+            f"{width_px}x{height_px}; the longest side allowed is {MAX_SIDE_PX} px. Lower upscale_by."
         )
+    width, height = (max(1, round(side)) for side in asked)
     return Geometry(width, height, round_up(width, PAD_PX), round_up(height, PAD_PX))
 
 

@@ -259,7 +259,7 @@ class PlannedAttention:
         return attend
 
     def _is_inert(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
-        if not self.active:
+        if not self.active or 0 in (*q.shape, *k.shape):  # nothing to plan for empty tensors
             return True
         return torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
 

@@ -347,6 +347,7 @@ def test_settings_that_cannot_work_are_refused_on_every_device(pack, pictures):
     Image.new("RGB", (3000, 10)).save(pictures / "wide.png")
     for prompt, name in (
         (upscale("wide.png", by=32.0), "upscale_by"),
+        (upscale("wide.png", by=1e308), "upscale_by"),
         (upscale(tile_px=256, tile_overlap_px=256), "tile_overlap_px"),
     ):
         ids, found = refused(pack, prompt)
@@ -355,7 +356,7 @@ def test_settings_that_cannot_work_are_refused_on_every_device(pack, pictures):
             "node_errors"
         ]["u"]["errors"][0]
         assert error["extra_info"] == {"code": "SETTINGS_INVALID", "input_name": name}
-        assert found.suggestion
+        assert found.suggestion or prompt["u"]["inputs"]["upscale_by"] == 1e308
 
 
 def test_nothing_is_planned_on_other_devices(pack, pictures, monkeypatch):
@@ -497,6 +498,10 @@ def test_bodies_that_are_no_prompts_are_comfyuis_to_answer(pack, b70, body, part
 class Request:
     """As much of an aiohttp request as the guard reads."""
 
+    charset = None
+
+    charset = None
+
     def __init__(self, raw, path="/prompt", method="POST"):
         self.raw, self.path, self.method = raw, path, method
 
@@ -547,3 +552,59 @@ def test_other_requests_are_not_read(pack):
         request = Request(None, path, method)
         request.read = None
         assert asyncio.run(pack.prompt_guard.guard(request, handler)) == "comfyui"
+
+
+@pytest.mark.parametrize("key", ["zzz", "steps", "image"])
+def test_an_output_number_no_float_can_hold_is_no_link(pack, pictures, b70, key):
+    prompt = upscale(by=24.0, steps=200)
+    prompt["u"]["inputs"][key] = ["0", 10**400]
+    found = pack.prompt_guard.judge_prompt(prompt, None)
+    assert [node.node_id for node in found.refused] == (["u"] if key == "zzz" else [])
+
+
+@pytest.mark.parametrize("charset", ["utf-16", "utf-16-le", "utf-32", "cp037"])
+def test_a_body_in_another_charset_is_judged_too(pack, b70, pictures, monkeypatch, charset):
+    async def all_outputs(*_):
+        return ["out"]
+
+    monkeypatch.setattr(pack.prompt_guard, "queued_outputs", all_outputs)
+
+    async def handler(_):
+        return "comfyui"
+
+    text = json.dumps({"prompt": upscale(by=24.0, steps=200)})
+    request = Request(text.encode(charset))
+    request.charset = charset
+
+    async def read_json():
+        return json.loads(request.raw.decode(charset))
+
+    request.json = read_json
+    answer = asyncio.run(pack.prompt_guard.guard(request, handler))
+    assert answer != "comfyui"
+    assert answer.status == 400
+
+
+def test_a_graph_that_takes_too_long_is_left_to_its_nodes(pack, pictures, b70, monkeypatch):
+    monkeypatch.setattr(pack.graph_judging, "JUDGE_SECONDS", -1.0)
+    ids, found = refused(pack, upscale(by=24.0, steps=200))
+    assert (ids, found.unknown, found.complete) == ([], ["u"], False)
+    assert found.suggestion == []
+    assert found.safe_plan == []
+
+
+def test_a_device_name_that_cannot_be_stored_forgets_nothing(pack, monkeypatch):
+    monkeypatch.setattr(pack.prompt_routes, "open_journal", None)
+
+    class Body:
+        content_type = "application/json"
+
+        async def json(self):
+            return {"confirm": True, "device": "\ud800"}
+
+        async def read(self):
+            return b"{}"
+
+    monkeypatch.setattr(pack.prompt_routes, "read_object", lambda request: request.json())
+    answer = asyncio.run(pack.prompt_routes.post_forget(Body()))
+    assert answer.status == 400

@@ -437,3 +437,10 @@ def test_half_precision_is_widened_when_a_dtype_is_rejected():
     got = attend(q, k, v)
     assert_exact(got, q, k, v)
     assert attend.report.faults.events[-1].reaction == "dtype"
+
+
+@pytest.mark.parametrize(("n_query", "n_key"), [(0, 5), (5, 0), (0, 0)])
+def test_empty_tensors_are_answered_as_the_kernel_does(n_query, n_key):
+    q, k = torch.ones(1, 2, n_query, 8), torch.ones(1, 2, n_key, 8)
+    got = PlannedAttention(XPU, limits(2**20))(q, k, k)
+    assert torch.equal(got, torch.nn.functional.scaled_dot_product_attention(q, k, k))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import importlib
 
 import pytest
 import torch
@@ -27,10 +27,9 @@ def test_the_shortest_run_counts_and_the_first_does_not(monkeypatch):
 
 @pytest.mark.host
 def test_a_processor_is_planned_for_with_what_it_was_measured_to_do(monkeypatch):
-    import supir_xpu.nodes.machine
     from supir_xpu.xpu.processor_rates import ProcessorRates
 
-    machine_module = sys.modules["supir_xpu.nodes.machine"]
+    machine_module = importlib.import_module("supir_xpu.nodes.machine")
     rates = ProcessorRates(flops_per_s=5e9, bw_bytes_per_s=4e9, launch_s=3e-6)
     monkeypatch.setattr(machine_module, "measure_processor", lambda: rates)
     monkeypatch.setattr(machine_module.mm, "get_torch_device", lambda: torch.device("cpu"))
