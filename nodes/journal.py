@@ -27,12 +27,19 @@ def open_journal() -> Journal:
         if _journal is None:
             path = os.path.join(folder_paths.get_user_directory(), JOURNAL_FILE)
             _journal = Journal(path)
-            _deaths.extend(_journal.find_deaths())
-            for death in _deaths:
-                log.warning("SUPIR XPU: %s", death.message)
+            _find_deaths(_journal)
             if threading.current_thread() is threading.main_thread():
                 install_close_handlers(_journal.close_open_rows)
         return _journal
+
+
+def _find_deaths(journal: Journal) -> None:
+    try:
+        _deaths.extend(journal.find_deaths())
+        for death in _deaths:
+            log.warning("SUPIR XPU: %s", death.message)
+    except Exception:  # whatever the file holds, a report may not keep the pack from loading
+        log.warning("SUPIR XPU: what a crash interrupted cannot be reported.", exc_info=True)
 
 
 def deaths_found() -> list[Death]:

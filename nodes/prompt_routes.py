@@ -17,7 +17,7 @@ from ..supir.errors import SettingsError
 from ..xpu.device_profiles import ProfileError
 from ..xpu.errors import FactsError
 from ..xpu.history import CLEAN_RUNS_PER_HALVING, Crash, History
-from ..xpu.journal import Death
+from ..xpu.journal import Death, ForgetError
 from ..xpu.risk import BLOCK_AT, CODES, RANK, WARN_AT
 from ..xpu.risk_rules_history import CRASHED_FRACTION
 from .graph_judging import GraphJudgement
@@ -227,13 +227,25 @@ def death_dict(death: Death) -> dict[str, Any]:
     }
 
 
+def is_text(value: str) -> bool:
+    """Say whether a string can be stored: JSON may hold halves of surrogate pairs."""
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 async def post_forget(request: web.Request) -> web.Response:
     """Drop what was learned from crashes, on the user's explicit word only."""
     body = await read_object(request) if request.content_type == "application/json" else None
     if body is None or body.get("confirm") is not True:
         return problem("supir_xpu_not_confirmed", NO_CONFIRM)
     device = body.get("device")
-    if device is not None and not isinstance(device, str):
+    if device is not None and (not isinstance(device, str) or not is_text(device)):
         return problem("supir_xpu_not_confirmed", NO_CONFIRM)
-    gone = await asyncio.to_thread(lambda: open_journal().forget(device))
+    try:
+        gone = await asyncio.to_thread(lambda: open_journal().forget(device))
+    except ForgetError as e:
+        return problem("supir_xpu_not_forgotten", str(e), 503)
     return web.json_response({"forgotten": gone})

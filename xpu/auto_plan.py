@@ -87,7 +87,9 @@ def needed_waits(profile: Profile, history: History, now: float, settings: Judge
     """Return the shortest waits that remove the gap, fresh-load and batch risks of a run.
 
     The longer rest after a heavy job counts the rest after loading too. The search drops what
-    does not help a given plan, such as rests between images of a batch that is not heavy.
+    does not help a given plan, such as rests between images of a batch that is not heavy. A last
+    end after ``now`` counts as now; the journal moves such an end to the present when it is first
+    read, so the gap is kept once and then passes.
     """
     elapsed = float("inf") if history.last_end is None else max(0.0, now - history.last_end)
     before, after_load = max(0.0, profile.gap_s - elapsed), 0.0

@@ -37,7 +37,7 @@ class Crash:
     """One remembered death of the machine, or of a process with the device at work.
 
     ``size`` is what the run had planned, not how far it came: the same job is what must not be
-    started again. ``event`` is equal for rows that ended in the same crash. ``clean_after``
+    started again; a part of it that is not known is 0. ``event`` is equal for rows that ended in the same crash. ``clean_after``
     counts clean runs since then on this device that were at least as large, under the driver
     that crashed; ``clean_elsewhere`` those under another driver.
     """
@@ -72,7 +72,8 @@ class History:
     Args:
         clean: (attention policy, size) of the largest jobs that ended well on this driver.
         crashes: every crash on this device, under any driver and policy, oldest first.
-        last_end: when the device was last at work, seconds since 1970; None if never.
+        last_end: when the device was last at work, seconds since 1970; None if never. The journal
+            gives none in the future (see Journal.history).
         last_heavy: whether that job was heavy.
         busy: another living process has work open on the device now.
     """

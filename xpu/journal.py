@@ -13,22 +13,23 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from . import journal_file as file
+from . import journal_read as read
+from . import journal_rows as rows
 from .boot import Owner, current_owner, is_alive, process_start
-from .history import Crash, DeathKind, History, JobSize
+from .history import History
+from .journal_rows import SUMMARY_CHARS as SUMMARY_CHARS
+from .journal_rows import Death as Death
+from .journal_rows import RunInfo as RunInfo
 
 _log = logging.getLogger(__name__)
 
 Result = Literal["ok", "error", "cancel"]
 T = TypeVar("T")
-
-SUMMARY_CHARS = 1000
-"""Longest plan summary that is stored (characters; our choice, keeps the file small)."""
 
 KEEP_CLEAN = 32
 """Most clean job sizes kept per device, driver and policy (our choice)."""
@@ -37,62 +38,20 @@ ROTATE_EVERY = 50
 """Phases between two checks of the file's size (our choice)."""
 
 
-@dataclass(frozen=True)
-class RunInfo:
-    """One run as the journal names it: where it runs, and what it plans.
-
-    Args:
-        launches, seconds: planned launches and predicted busy seconds of the whole run.
-        heavy: the next job must leave the longer gap after this one.
-        summary: the plan in one line, for the message after a crash.
-    """
-
-    run_id: str
-    device: str
-    driver: str
-    torch: str
-    policy: str
-    launches: int
-    seconds: float
-    heavy: bool = False
-    summary: str = ""
+_GENERATION = 1 << 40
+"""Ids handed out count up by this when another file takes the journal's place, so that an id of
+the old file can never name a row of the new one."""
 
 
-@dataclass(frozen=True)
-class Death:
-    """A phase that was open when its process, or the whole machine, went away."""
+class ForgetError(OSError):
+    """The journal's file could not be written, so nothing was forgotten."""
 
-    kind: DeathKind
-    run: RunInfo
-    phase: str
-    step: int
-    launches: int
-    opened: float
-    when: float
-    device_at_work: bool
-
-    @property
-    def message(self) -> str:
-        """Say what ran, where it stopped, and what is stricter now."""
-        run = self.run
-        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.when))
-        done = f"step {self.step}, {self.launches} of {run.launches} planned launches"
-        where = f"during '{self.phase}' ({done}) on {run.device}, driver {run.driver}"
-        plan = f" Plan: {run.summary}." if run.summary else ""
-        if not self.device_at_work:
-            return (
-                f"The last run stopped at {at} {where}; the device was idle.{plan} Nothing changed."
-            )
-        if self.kind == "process":
-            return (
-                f"ComfyUI ended at {at} {where}.{plan} It may have been closed by hand, so this "
-                "counts as half a crash: no job is blocked for it."
-            )
-        return (
-            f"The machine went down at {at} {where}.{plan} Jobs with attention '{run.policy}' of "
-            f"at least {run.launches // 2} launches and {run.seconds / 2:.0f} s are blocked on "
-            "this device and driver until three runs of that size end well (set risk to warn to "
-            "try), the driver changes, or the journal is told to forget."
+    def __init__(self, path: Path, cause: Exception) -> None:
+        super().__init__(
+            f"Nothing was forgotten: the run journal '{path}' cannot be written "
+            f"({type(cause).__name__}: {cause}). Close other programs that use it, make it and its "
+            "folder writable, free disk space, or update the pack, whichever is the cause; then ask "
+            "again."
         )
 
 
@@ -128,6 +87,12 @@ class Journal:
         self._lock = threading.RLock()
         self._since_rotation = 0
         self._closed = False
+        self._ending = False
+        self._odd_said = False
+        self._move_said = False
+        self._generation = 0
+        self._newest: tuple[int, str, float] = (0, "", 0.0)  # last row: id, run, opened
+        self._place: file.Place | None = None
         self.problem: str | None = None
         """Why the file is not in use; None while it is."""
         self._db = self._open()
@@ -145,25 +110,35 @@ class Journal:
         """Put a row on disk before ``phase`` starts. Returns its id.
 
         ``xpu`` tells whether the device works during the phase; ``launches`` counts those the
-        run has made so far.
+        run has made so far. Nothing is opened (id 0) once close_open_rows was called.
         """
+        with self._lock:
+            if self._ending:
+                return 0
+            phase_id = self._insert_phase(run, phase, step, launches, xpu)
+            if self._ending:  # a signal handler came in between, and may have missed this row
+                self.close_open_rows()
+            return phase_id
+
+    def _insert_phase(self, run: RunInfo, phase: str, step: int, launches: int, xpu: bool) -> int:
         me, now = self.owner, self._clock()
         row = (
-            *_run_columns(run), phase, xpu, step, launches, now, now,
+            *rows.run_columns(run), phase, xpu, step, launches, now, now,
             me.boot_id, me.pid, me.started, me.space,
         )  # fmt: skip
-        phase_id = self._do(lambda db: db.execute(file.INSERT_PHASE, row).lastrowid, 0) or 0
+        row_id = self._do(lambda db: db.execute(file.INSERT_PHASE, row).lastrowid, 0) or 0
+        self._newest = (row_id, str(row[0]), now)
         self._since_rotation += 1
         if self._since_rotation >= ROTATE_EVERY:
             self._since_rotation = 0
             self._do(lambda db: file.rotate(db, self._max_bytes), None)
-        return phase_id
+        return row_id + self._generation if row_id else 0
 
     def progress(self, phase_id: int, *, step: int, launches: int) -> None:
         """Note how far an open phase has come: step, and launches of the run so far."""
-        row = (step, launches, self._clock(), phase_id)
+        now = self._clock()
         sql = "UPDATE phases SET step=?, launches=?, updated=? WHERE id=? AND closed IS NULL"
-        self._do(lambda db: db.execute(sql, row), None)
+        self._write(lambda db: db.execute(sql, (step, launches, now, self._row_id(phase_id))))
 
     def close_phase(self, phase_id: int, result: Result, *, launches: int | None = None) -> None:
         """Close a phase: nothing it did can be reported as a death any more."""
@@ -172,14 +147,17 @@ class Journal:
             "UPDATE phases SET closed=?, updated=?, result=?, launches=COALESCE(?, launches) "
             "WHERE id=? AND closed IS NULL"
         )
-        self._do(lambda db: db.execute(sql, (now, now, result, launches, phase_id)), None)
+        self._write(
+            lambda db: db.execute(sql, (now, now, result, launches, self._row_id(phase_id)))
+        )
 
     def close_run(self, run: RunInfo, result: Result) -> None:
         """Note that a whole run ended. Only ``ok`` teaches anything: this much ran cleanly."""
         if result != "ok":
             return
-        me = (run.device, run.driver, run.policy, run.launches, run.seconds)
-        self._do(lambda db: file.add_clean(db, me, self._clock(), KEEP_CLEAN), None)
+        values = rows.run_columns(run)
+        me = (values[1], values[2], values[4], values[5], values[6])
+        self._write(lambda db: file.add_clean(db, me, self._clock(), KEEP_CLEAN))
 
     @contextmanager
     def phase(
@@ -209,12 +187,18 @@ class Journal:
             self.close_phase(phase_id, result)
 
     def close_open_rows(self, result: Result = "cancel") -> None:
-        """Close every row this process left open: it is being ended on purpose."""
+        """Close every row this process left open: it is being ended on purpose.
+
+        From here on nothing is written: a thread that goes on while the process ends would leave a
+        row open that looks like a crash.
+        """
         now, me = self._clock(), self.owner
         row = (now, now, result, me.boot_id, me.pid, me.started, me.space)
-        self._do(lambda db: db.execute(file.CLOSE_OWN, row), None)
-        if self.path is not None and self.problem is not None:
-            file.try_on_disk(self.path, file.CLOSE_OWN, row)
+        with self._lock:
+            self._ending = True
+            self._do(lambda db: db.execute(file.CLOSE_OWN, row), None)
+            if self.path is not None and self.problem is not None:
+                file.try_on_disk(self.path, file.CLOSE_OWN, row)
 
     def close(self) -> None:
         """Close open rows as ``cancel`` and the file. Later calls do nothing."""
@@ -231,76 +215,96 @@ class Journal:
         A row of a living process is never reported, and no death is reported to two callers.
         A process that ended while the device was idle is closed without a report.
         """
-        return self._do(self._claim_deaths, [])
+        odd: set[str] = set()
+        found = self._do(lambda db: read.claim_deaths(db, self.owner, self._is_alive, odd), [])
+        self._say_odd(odd)
+        return found
 
     def deaths(self, limit: int = 20) -> list[Death]:
         """Return deaths already found, newest first."""
         sql = "SELECT * FROM deaths ORDER BY happened DESC, id DESC LIMIT ?"
-        return self._do(lambda db: [_death(r) for r in db.execute(sql, (limit,))], [])
+        odd: set[str] = set()
+        found = self._do(lambda db: [rows.death(r, odd) for r in db.execute(sql, (limit,))], [])
+        self._say_odd(odd)
+        return found
 
     def history(self, device: str, driver: str) -> History:
-        """Return what was learned about ``device``, for runs on ``driver``."""
-        return self._do(lambda db: self._read(db, device, driver), History(driver))
+        """Return what was learned about ``device``, for runs on ``driver``.
+
+        An end in the future is moved to the present (see journal_read.last_end).
+        """
+        odd: set[str] = set()
+
+        def work(db: sqlite3.Connection) -> History:
+            end, heavy = read.last_end(db, device, self._clock(), odd)
+            busy = read.is_busy(db, device, self.owner, self._is_alive)
+            crashes = read.crashes(db, device, odd)
+            clean = read.clean_sizes(db, device, driver, odd)
+            return History(driver, clean, crashes, end, heavy, busy)
+
+        found = self._do(work, History(driver))
+        self._say_odd(odd)
+        return found
 
     def forget(self, device: str | None = None) -> int:
         """Drop what was learned about one device, or about all. Only ever on the user's word.
 
-        Returns the number of crashes dropped. Without ``device``, a damaged file is moved aside
-        (``.damaged`` is added to its name) and a new one started.
+        Returns the number of crashes dropped from the file. Without ``device``, a damaged file is
+        moved aside (``.damaged`` is added to its name) and a new one started.
+        Raises: ForgetError if the file cannot be written: locked, no right to, disk full, made by a
+            newer version, or damaged when one ``device`` is named. It is left as it is then.
         """
         with self._lock:
-            gone = self._do(lambda db: file.forget(db, device), 0)
-            if device is None and self.path is not None and self.problem is not None:
-                self._db.close()
-                file.set_aside(self.path)
-                self.problem = None
-                self._db = self._open()
+            gone = self._forget(device)
         _log.info("Run journal: %d crash(es) forgotten (%s).", gone, device or "all devices")
         return gone
 
-    def _read(self, db: sqlite3.Connection, device: str, driver: str) -> History:
-        sql = "SELECT * FROM deaths WHERE device=? ORDER BY happened, id"
-        crashes = tuple(_crash(r) for r in db.execute(sql, (device,)))
-        sql = (
-            "SELECT policy, launches, seconds FROM clean WHERE device=? AND driver=? "
-            "ORDER BY policy, launches, seconds"
-        )
-        clean = tuple((r[0], JobSize(r[1], r[2])) for r in db.execute(sql, (device, driver)))
-        sql = (
-            "SELECT closed, heavy FROM phases WHERE device=? AND xpu AND closed IS NOT NULL "
-            "ORDER BY closed DESC, heavy DESC LIMIT 1"
-        )
-        last = db.execute(sql, (device,)).fetchone()
-        busy = any(
-            owner != self.owner and is_alive(owner, self.owner, self._start_of)
-            for owner in map(_owner, db.execute(file.OPEN_ON_DEVICE, (device,)))
-        )
-        end, heavy = (last[0], bool(last[1])) if last else (None, False)
-        return History(driver, clean, crashes, end, heavy, busy)
+    def _forget(self, device: str | None) -> int:
+        def work(db: sqlite3.Connection) -> int:
+            return file.forget(db, device)
 
-    def _claim_deaths(self, db: sqlite3.Connection) -> list[Death]:
-        rows = db.execute("SELECT * FROM phases WHERE closed IS NULL ORDER BY id").fetchall()
-        gone = [r for r in rows if not is_alive(_owner(r), self.owner, self._start_of)]
-        by_run: dict[tuple[Owner, str], list[sqlite3.Row]] = {}
-        for row in gone:
-            by_run.setdefault((_owner(row), row["run_id"]), []).append(row)
-            # The end of a dead row is the last sign of life, not the moment it was found.
-            db.execute("UPDATE phases SET closed=updated, result='died' WHERE id=?", (row["id"],))
-        found: list[Death] = []
-        for (owner, _), nested in by_run.items():
-            innermost = nested[-1]
-            at_work = any(r["xpu"] for r in nested)
-            machine = not file.same_boot(owner.boot_id, self.owner.boot_id)
-            if not (machine or at_work):
-                continue
-            kind: DeathKind = "machine" if machine else "process"
-            event = owner.boot_id if machine else f"{owner.boot_id}/{owner.pid}/{owner.started}"
-            death_id = db.execute(
-                file.INSERT_DEATH, (kind, event, at_work, innermost["id"])
-            ).lastrowid
-            row = db.execute("SELECT * FROM deaths WHERE id=?", (death_id,)).fetchone()
-            found.append(_death(row))
-        return sorted(found, key=lambda d: d.when)
+        if self.path is None or self._closed:
+            return self._do(work, 0)
+        try:
+            self._look_after_file()
+            if self.problem is None:
+                return file.transact(self._db, work)
+            with closing(self._connect(self.path)) as db:
+                gone = file.transact(db, work)
+        except (sqlite3.Error, OSError) as e:
+            if device is None and file.is_damage(e):
+                return self._start_anew(self.path, work)
+            raise ForgetError(self.path, e) from e
+        self._do(work, 0)  # what this session holds in memory
+        return gone
+
+    def _start_anew(self, path: Path, work: Callable[[sqlite3.Connection], int]) -> int:
+        gone = self._do(work, 0)
+        file.close_quietly(self._db)
+        try:
+            file.set_aside(path)
+            self.problem = None
+            self._generation += _GENERATION
+            self._db = self._connect(path)
+        except (sqlite3.Error, OSError) as e:
+            self._db = self._fall_back(path, e)
+            raise ForgetError(path, e) from e
+        self._place = file.place_of(path, self._db)
+        return gone
+
+    def _is_alive(self, owner: Owner) -> bool:
+        return owner.pid != rows.NO_PID and is_alive(owner, self.owner, self._start_of)
+
+    def _say_odd(self, odd: set[str]) -> None:
+        if not odd or self._odd_said:
+            return
+        self._odd_said = True
+        _log.warning(
+            "The run journal '%s' holds values that cannot be right (%s). They count as unknown; "
+            "crashes are still reported. Let the journal forget if this comes back.",
+            self.path,
+            ", ".join(sorted(odd)),
+        )
 
     # -- the file ----------------------------------------------------------------------------
 
@@ -308,9 +312,48 @@ class Journal:
         if self.path is None:
             return file.connect_memory()
         try:
-            return self._connect(self.path)
+            db = self._connect(self.path)
         except (sqlite3.Error, OSError) as e:
             return self._fall_back(self.path, e)
+        self._place = file.place_of(self.path, db)
+        return db
+
+    def _look_after_file(self) -> None:
+        """Notice that the file was deleted, replaced or cut short while it is in use."""
+        path = self.path
+        if path is None or self._place is None or self.problem is not None:
+            return
+        state = file.state_of(path, self._place)
+        if state == "same" or self._db.in_transaction:
+            return
+        old = self._db
+        if state == "cut":
+            self._db = self._fall_back(path, OSError("it was cut short while in use"))
+            file.close_quietly(old)
+            return
+        try:
+            new = self._connect(path)
+            if state == "gone":
+                file.copy_rows(old, new)
+        except (sqlite3.Error, OSError) as e:
+            self._db = self._fall_back(path, e)
+        else:
+            self._db, self._place = new, file.place_of(path, new)
+            self._say_moved(path, state, new)
+        file.close_quietly(old)
+
+    def _say_moved(self, path: Path, state: str, db: sqlite3.Connection) -> None:
+        """Say once what happened to the file. A file with our newest row is the same journal."""
+        if state != "gone" and (not self._newest[0] or file.has_phase(db, *self._newest)):
+            return
+        if state != "gone":
+            self._generation += _GENERATION
+        if not self._move_said:
+            self._move_said = True
+            what = "replaced while in use; the file that is there now is used"
+            if state == "gone":
+                what = "deleted while in use; it was written anew with all it held"
+            _log.warning("The run journal '%s' was %s. End ComfyUI to change it.", path, what)
 
     def _fall_back(self, path: Path, error: Exception) -> sqlite3.Connection:
         self.problem = f"{type(error).__name__}: {error}"
@@ -323,12 +366,23 @@ class Journal:
         )
         return file.connect_memory(copy_of=path)
 
+    def _row_id(self, phase_id: int) -> int:
+        """Return the row a handed-out id names; 0, which no row has, for one of another file."""
+        row_id = phase_id - self._generation
+        return row_id if 0 < row_id < _GENERATION else 0
+
+    def _write(self, work: Callable[[sqlite3.Connection], object]) -> None:
+        with self._lock:
+            if not self._ending:
+                self._do(work, None)
+
     def _do(self, work: Callable[[sqlite3.Connection], T], default: T) -> T:
         """Run one transaction; on trouble with the file, again in memory; never raise for it."""
         with self._lock:
             if self._closed:
                 return default
             try:
+                self._look_after_file()
                 return file.transact(self._db, work)
             except (sqlite3.Error, OSError) as e:
                 if self.in_memory or self.path is None:
@@ -341,33 +395,3 @@ class Journal:
             except (sqlite3.Error, OSError) as e:
                 _log.debug("run journal in memory failed: %s", e)
                 return default
-
-
-def _run_columns(run: RunInfo) -> tuple[Any, ...]:
-    return (
-        run.run_id, run.device, run.driver, run.torch, run.policy,
-        run.launches, run.seconds, run.heavy, run.summary[:SUMMARY_CHARS],
-    )  # fmt: skip
-
-
-def _owner(row: sqlite3.Row) -> Owner:
-    return Owner(row["boot_id"], row["pid"], row["started"], row["space"])
-
-
-def _death(row: sqlite3.Row) -> Death:
-    run = RunInfo(
-        row["run_id"], row["device"], row["driver"], row["torch"], row["policy"],
-        row["planned"], row["seconds"], bool(row["heavy"]), row["summary"],
-    )  # fmt: skip
-    return Death(
-        row["kind"], run, row["phase"], row["step"], row["launches"],
-        row["opened"], row["happened"], bool(row["at_work"]),
-    )  # fmt: skip
-
-
-def _crash(row: sqlite3.Row) -> Crash:
-    return Crash(
-        row["kind"], JobSize(row["planned"], row["seconds"]), row["policy"], row["driver"],
-        row["phase"], row["happened"], row["event"],
-        row["clean_after"], row["clean_elsewhere"], bool(row["at_work"]),
-    )  # fmt: skip

@@ -14,7 +14,7 @@ import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 from .boot import same_boot as same_boot
 
@@ -65,6 +65,68 @@ CLOSE_OWN = (
 OPEN_ON_DEVICE = (
     "SELECT boot_id, pid, started, space FROM phases WHERE device=? AND closed IS NULL AND xpu"
 )
+# What is no number sorts above every number, so an end that cannot be right is found first.
+LAST_END = (
+    "SELECT closed, heavy FROM phases WHERE device=? AND xpu AND closed IS NOT NULL "
+    "ORDER BY closed DESC, heavy DESC LIMIT 1"
+)
+MOVE_ENDS = (
+    "UPDATE phases SET closed=? WHERE device=? AND closed IS NOT NULL "
+    "AND NOT (typeof(closed) IN ('integer', 'real') AND closed BETWEEN 0 AND ?)"
+)
+_TABLES = ("phases", "deaths", "clean")
+
+
+class DamagedError(sqlite3.DatabaseError):
+    """The file is a database whose content contradicts itself."""
+
+
+class Place(NamedTuple):
+    """Which file on the disk is open: its device and file number, and one page in bytes."""
+
+    device: int
+    number: int
+    page_bytes: int
+
+
+def place_of(path: Path, db: sqlite3.Connection) -> Place | None:
+    """Return where the open file lies; None when the system does not tell."""
+    try:
+        found = os.stat(path)
+        return Place(found.st_dev, found.st_ino, db.execute("PRAGMA page_size").fetchone()[0])
+    except (sqlite3.Error, OSError):
+        return None
+
+
+def state_of(path: Path, known: Place) -> Literal["same", "gone", "other", "cut"]:
+    """Compare the file at ``path`` with the one that was opened.
+
+    SQLite does not notice a deleted or replaced file: it goes on with one nobody can open again.
+    """
+    try:
+        found = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return "gone"
+    except OSError:
+        return "same"  # it cannot be told now; a write will say what is wrong
+    if found.st_ino and (found.st_dev, found.st_ino) != known[:2]:
+        return "other"
+    return "cut" if found.st_size < known.page_bytes else "same"
+
+
+def has_phase(db: sqlite3.Connection, row_id: int, run_id: str, opened: float) -> bool:
+    """Tell whether the file holds the phase with this id, run and opening time."""
+    sql = "SELECT 1 FROM phases WHERE id=? AND run_id=? AND opened=?"
+    return db.execute(sql, (row_id, run_id, opened)).fetchone() is not None
+
+
+def is_damage(error: Exception) -> bool:
+    """Tell a file whose content is broken from one that only cannot be used now."""
+    text = str(error)
+    return isinstance(error, DamagedError) or (
+        isinstance(error, sqlite3.DatabaseError)
+        and ("is not a database" in text or "malformed" in text)
+    )
 
 
 def connect(path: Path) -> sqlite3.Connection:
@@ -122,7 +184,7 @@ def add_clean(
     db.execute(
         "UPDATE deaths SET clean_after = clean_after + (driver = ?), "
         "clean_elsewhere = clean_elsewhere + (driver <> ?) "
-        "WHERE device=? AND planned<=? AND seconds<=?",
+        f"WHERE device=? AND {_known('planned')}<=? AND {_known('seconds')}<=?",
         (driver, driver, device, launches, seconds),
     )
     here = "device=? AND driver=? AND policy=?"
@@ -169,11 +231,19 @@ def forget(db: sqlite3.Connection, device: str | None) -> int:
 
 
 def set_aside(path: Path) -> None:
-    """Rename the file and its side files so that a new one can be made; keep the old bytes."""
+    """Rename the file and its side files so that a new one can be made; keep the old bytes.
+
+    Raises: OSError when the file cannot be renamed; the side files are left alone then.
+    """
     for suffix in ("", "-wal", "-shm"):
         old = path.with_name(path.name + suffix)
-        with contextlib.suppress(OSError):
+        try:
             os.replace(old, old.with_name(old.name + ".damaged"))
+        except FileNotFoundError:
+            continue
+        except OSError:
+            if not suffix:
+                raise
 
 
 def try_on_disk(path: Path, sql: str, values: tuple[object, ...]) -> None:
@@ -213,7 +283,18 @@ def _connection(name: str, timeout_s: float = 0.0, uri: bool = False) -> sqlite3
         name, timeout=timeout_s, isolation_level=None, check_same_thread=False, uri=uri
     )
     db.row_factory = sqlite3.Row
+    db.text_factory = _decode
     return db
+
+
+def _decode(raw: bytes) -> str:
+    return raw.decode("utf-8", "replace")
+
+
+def _known(column: str) -> str:
+    """SQL for a size that is 0 where the column holds none (the same bounds as journal_rows)."""
+    is_size = f"typeof({column}) IN ('integer', 'real') AND {column} BETWEEN 0 AND 1e12"
+    return f"(CASE WHEN {is_size} THEN {column} ELSE 0 END)"
 
 
 def _prepare(db: sqlite3.Connection) -> None:
@@ -229,7 +310,7 @@ def _prepare(db: sqlite3.Connection) -> None:
         transact(db, _make_schema)
     damage = db.execute("PRAGMA quick_check(1)").fetchone()[0]
     if damage != "ok":
-        raise sqlite3.DatabaseError(f"the file is damaged: {damage}")
+        raise DamagedError(f"the file is damaged: {damage}")
 
 
 def _make_schema(db: sqlite3.Connection) -> None:
@@ -246,17 +327,27 @@ def _used_bytes(db: sqlite3.Connection) -> int:
     return (pages - free) * size
 
 
+def copy_rows(old: sqlite3.Connection, new: sqlite3.Connection) -> None:
+    """Copy every row to a file that may hold some of them already.
+
+    Raises: sqlite3.Error when one of the two cannot be used; ``new`` is unchanged then.
+    """
+
+    def work(db: sqlite3.Connection) -> None:
+        for table in _TABLES:
+            found = old.execute(f"SELECT * FROM {table}").fetchall()
+            if found:
+                marks = ", ".join("?" * len(found[0]))
+                db.executemany(f"INSERT OR IGNORE INTO {table} VALUES ({marks})", map(tuple, found))
+
+    transact(new, work)
+
+
 def _copy_rows(source: str, db: sqlite3.Connection) -> bool:
     try:
         with contextlib.closing(_connection(source, 0.2, uri=True)) as old:
-            for table in ("phases", "deaths", "clean"):
-                rows = old.execute(f"SELECT * FROM {table}").fetchall()
-                if rows:
-                    marks = ", ".join("?" * len(rows[0]))
-                    db.executemany(f"INSERT INTO {table} VALUES ({marks})", map(tuple, rows))
+            copy_rows(old, db)
         return True
     except (sqlite3.Error, OSError) as e:
         _log.debug("run journal not readable: %s", e)
-        for table in ("phases", "deaths", "clean"):
-            db.execute(f"DELETE FROM {table}")
         return False

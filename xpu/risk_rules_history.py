@@ -5,6 +5,7 @@ One rule, one pure function, one code, as in ``risk_rules.py``. Silent on other 
 
 from __future__ import annotations
 
+from .history import JobSize
 from .risk_rules import Rule
 from .risk_types import HEAVY_SECONDS, Case, Risk, RiskSeverity, own_severity
 
@@ -124,12 +125,20 @@ def rule_crashed_before(case: Case) -> Risk | None:
         "XPU_CRASHED_BEFORE",
         severity,
         0.0,
-        f"A job of {crash.size.launches} launches and {crash.size.seconds:.0f} s with attention "
+        f"A job of {_size_text(crash.size)} with attention "
         f"'{crash.policy}' on driver {crash.driver} took this machine down during "
         f"'{crash.phase}'; this one has {size.launches} launches and {size.seconds:.0f} s.",
-        "Stay below half of that with upscale_by, tile_px or steps, or set risk to warn.",
+        "Stay below half of that with upscale_by, tile_px or steps, or set risk to warn."
+        if crash.size.launches > 0 or crash.size.seconds > 0
+        else "Set risk to warn; three runs that end well lower this.",
         "upscale_by",
     )
+
+
+def _size_text(size: JobSize) -> str:
+    launches = str(size.launches) if size.launches > 0 else "an unknown number of"
+    seconds = f"{size.seconds:.0f}" if size.seconds > 0 else "an unknown number of"
+    return f"{launches} launches and {seconds} s"
 
 
 def rule_crashes(case: Case) -> Risk | None:
