@@ -7,7 +7,6 @@ child processes; nothing here touches the device.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from typing import Any
 
 from ..xpu.faults import device_lost_reason
 from ..xpu.probe import Preflight, invalidate, preflight, quick_request, remembered
-from ..xpu.probe_cache import FILE_NAME, CacheKey
+from ..xpu.probe_cache import FILE_NAME, CacheKey, file_stamp
 from ..xpu.probe_types import CLASS_WORDS, ProbeRequest, Verdict
 
 log = logging.getLogger(__name__)
@@ -56,16 +55,21 @@ class Health:
         self._run = run
         self._found: Preflight | None = None
         self._asked = False
-        self._seen = 0
+        self._seen = (0, 0, 0)
         self._lock = threading.Lock()
 
     def known(self) -> Preflight | None:
-        """Return the judgement as it is known now, None if there is none. Starts no process."""
-        if self._found is None and self.folder is not None:
-            changed = _changed(self.folder / FILE_NAME)
-            if changed != self._seen:
-                self._seen = changed
-                self._found = remembered(self.folder, self.key)
+        """Return the judgement as it is known now, None if there is none. Starts no process.
+
+        A later judgement of another process, for example of ``run.py doctor``, takes its place.
+        """
+        if self.folder is not None:
+            stamp = file_stamp(self.folder / FILE_NAME)
+            if stamp != self._seen:
+                self._seen = stamp
+                kept, mine = remembered(self.folder, self.key), self._found
+                if kept is not None and (mine is None or overrules(kept, mine)):
+                    self._found = kept
         return self._found
 
     @property
@@ -113,7 +117,7 @@ class Health:
         self._asked = True
         invalidate(self.folder, self.key.selector, reason)
         if self.folder is not None:
-            self._seen = _changed(self.folder / FILE_NAME)
+            self._seen = file_stamp(self.folder / FILE_NAME)
 
     def as_dict(self) -> dict[str, Any]:
         """Return what is known, as JSON values; ``status`` is None if nothing is."""
@@ -124,11 +128,10 @@ class Health:
         return {**verdict_dict(found), "pending": False}
 
 
-def _changed(path: Path) -> int:
-    try:
-        return os.stat(path).st_mtime_ns
-    except OSError:
-        return 0
+def overrules(kept: Preflight, mine: Preflight) -> bool:
+    """True if a judgement on disk is later, and a retreat or made of at least the same checks."""
+    covers = kept.battery.stages >= mine.battery.stages or kept.verdict.status == "retreat"
+    return kept.when > mine.when and covers
 
 
 def is_final(found: Preflight) -> bool:

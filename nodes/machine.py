@@ -47,6 +47,11 @@ class UserSettings:
     guard_core: str = "warn"
 
     def __post_init__(self) -> None:
+        if self.guard_core in ("True", "False"):
+            raise ValueError(
+                "guard_core is off, on, no, yes, false or true without quotes, which YAML reads as a "
+                'boolean; write guard_core: "warn" or guard_core: "block".'
+            )
         if self.guard_core not in ("warn", "block"):
             raise ValueError(f"guard_core is {self.guard_core!r}; set it to warn or block.")
 

@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import importlib.util
 import json
+import re
 import sys
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,22 @@ JOURNAL_FILE = "supir_xpu_journal.sqlite3"
 
 FINE, RETREAT, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
 """Exit codes: usable, or no XPU at all; not to be used; could not be asked; Ctrl-C."""
+
+
+DEVICE = re.compile(r"cpu|xpu(:([0-9]|[1-9][0-9]|1[01][0-9]|12[0-7]))?")
+"""Devices that can be asked; torch numbers them up to 127."""
+
+
+def device_name(text: str) -> str:
+    """Return a device as the nodes call it, for example ``xpu:0`` for ``xpu``.
+
+    Raises: ValueError in one sentence if there can be no such device.
+    """
+    if DEVICE.fullmatch(text) is None:
+        raise ValueError(
+            f"--device is {text!r:.60}; give cpu, xpu or xpu:N with a number from 0 to 127."
+        )
+    return "xpu:0" if text == "xpu" else text
 
 
 def load(name: str) -> Any:
@@ -53,11 +70,16 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
                         "of the driver, without names and paths; .zip adds the raw results")  # fmt: skip
     parser.add_argument("--user", type=Path, metavar="FOLDER", help="ComfyUI's user folder, whose "
                         "journal goes into the report (found where this folder is in custom_nodes)")  # fmt: skip
-    parser.add_argument("--device", default="xpu:0", help="torch device (default %(default)s)")
+    parser.add_argument("--device", default="xpu:0", help="cpu, xpu or xpu:N (default %(default)s)")
     parser.add_argument("--quick", action="store_true", help="the simplest operations only")
     parser.add_argument("--cache", type=Path, metavar="FOLDER", help="keep the verdict here instead "
                         "of in ComfyUI's user folder, where the nodes look for it")  # fmt: skip
-    return parser.parse_args(list(arguments))
+    options = parser.parse_args(list(arguments))
+    try:
+        options.device = device_name(options.device)
+    except ValueError as error:
+        parser.exit(UNUSABLE, f"{error}\n")
+    return options
 
 
 def main(arguments: Sequence[str], run: Callable[..., Any] | None = None) -> int:

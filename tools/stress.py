@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import stress_log
-from doctor import ROOT, load
+from doctor import ROOT, device_name, load
 from stress_loop import Job
 
 FINE, ANOMALY, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
@@ -98,6 +98,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
                         help="query rows of a piece, as reported 512 (default %(default)s)")  # fmt: skip
     parser.add_argument("--dtype", choices=("float16", "bfloat16", "float32"), default="float16")
     options = parser.parse_args(list(arguments))
+    try:
+        options.device = device_name(options.device)
+    except ValueError as error:
+        parser.error(str(error))
     low, high = LATENT_CELLS
     if not 0 < options.minutes <= LONGEST_MINUTES:
         parser.error(
@@ -133,7 +137,9 @@ def main(
             f"The pack cannot be imported by {sys.executable} ({error}). Use ComfyUI's own Python."
         )
         return UNUSABLE
-    before = stress_log.last_unfinished(log, boot)
+    before, damaged = stress_log.last_unfinished(log, boot)
+    if damaged:
+        print(f"{log} holds {damaged} damaged line(s), which are left out.")
     if before is not None:
         print(before.message)
         if before.kind == "running":
@@ -168,7 +174,8 @@ def agreed(options: argparse.Namespace, log: Path, ask: Callable[[str], str]) ->
 
 def watched(job: Job, log: Path, deadlines: Deadlines) -> int:
     """Run the loop, end it if it is silent, and say what became of it."""
-    message = json.dumps({"job": asdict(job), "breadcrumbs": str(log)})
+    parent = asdict(load("xpu.boot").current_owner())
+    message = json.dumps({"job": asdict(job), "breadcrumbs": str(log), "parent": parent})
     env = {**os.environ, "PYTHONIOENCODING": "utf-8"}
     env.pop("PYTHONSAFEPATH", None)  # it finds its modules beside itself
     command = [sys.executable, "-X", "faulthandler", str(LOOP), message]

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -31,6 +33,12 @@ LEAST_BURSTS = 5
 
 OUTLIER_FACTOR, OUTLIER_S = 5.0, 0.5
 """A burst is an outlier from this many times the median on, and this much longer (our choice)."""
+
+ORPHANED = 4
+"""Exit code of a loop whose parent is gone."""
+
+PARENT_CHECK_S = 1.0
+"""Seconds between two looks for the parent (our choice)."""
 
 DRIFT = 1e-2
 """Change of a result, relative to its largest value, that is no rounding (our choice)."""
@@ -182,6 +190,9 @@ def run(
 def main(argument: str) -> int:
     """Run one job as a child: JSON lines on standard output, also into the breadcrumb file."""
     asked = json.loads(argument)
+    boot = load("xpu.boot")
+    if "parent" in asked:
+        end_with(boot.Owner(**asked["parent"]), boot)
     breadcrumbs = load_breadcrumbs(asked["breadcrumbs"])
 
     def say(event: str, **numbers: Any) -> None:
@@ -193,7 +204,8 @@ def main(argument: str) -> int:
 
     job = Job(**asked["job"])
     try:
-        say("ready", launches=launches_of(job), job=asdict(job))
+        owner = asdict(boot.current_owner())
+        say("ready", launches=launches_of(job), job=asdict(job), owner=owner)
         ended = run(job, say)
     except (RuntimeError, ValueError, MemoryError, ImportError, AssertionError) as e:
         ended = f"error: {type(e).__name__}: {str(e)[:400]}"
@@ -201,6 +213,24 @@ def main(argument: str) -> int:
         ended = "stopped by the user"
     say("end", ended=ended)
     return 0
+
+
+def end_with(parent: Any, boot: Any) -> None:
+    """End this process soon after its parent is gone: nobody would end it when it is silent.
+
+    The parent is looked for by its number and start. An end of file on standard input would tell
+    sooner, but on Windows a thread that waits there blocks whatever loads a library meanwhile.
+
+    Args: parent: its ``xpu.boot.Owner``. boot: the pack's ``xpu.boot``.
+    """
+    here = boot.current_owner()
+
+    def watch() -> None:
+        while boot.is_alive(parent, here, boot.process_start):
+            time.sleep(PARENT_CHECK_S)
+        os._exit(ORPHANED)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def load_breadcrumbs(path: str) -> Any:

@@ -19,6 +19,7 @@ from typing import Any, Protocol, cast
 import torch
 
 from .errors import FactsError
+from .facts_checks import checked
 
 GIB = 1024**3
 
@@ -313,13 +314,10 @@ def _memory_facts(
     }
 
 
-_KINDS: dict[str, tuple[type, ...]] = {
-    "str": (str,),
-    "int": (int,),
-    "float": (int, float),
-    "bool": (bool,),
-    "tuple[str, ...]": (list, tuple),
-    "Mapping[str, str]": (dict,),
+_WORDS = {
+    "fused_sdpa": FUSED_EVIDENCE,
+    "family": (*SUPPORTED_FAMILIES, *UNSUPPORTED_FAMILIES, "unknown"),
+    "kind": KINDS,
 }
 
 
@@ -340,38 +338,8 @@ def facts_from_mapping(mapping: Mapping[str, object]) -> DeviceFacts:
                 f"The device description has an unknown key '{key}'. Known keys: "
                 f"{', '.join(sorted(known))}."
             )
-        values[key] = _checked(key, value, known[key])
+        values[key] = checked(key, value, known[key], _WORDS.get(key))
     return DeviceFacts(**values)
-
-
-def _checked(key: str, value: object, kind: str) -> object:
-    wanted = _KINDS[kind]
-    is_bool = isinstance(value, bool)
-    if not isinstance(value, wanted) or (is_bool and bool not in wanted):
-        raise FactsError(
-            f"The device description's '{key}' is {value!r}, a {type(value).__name__}; it must be "
-            f"{kind}. Correct that key."
-        )
-    if isinstance(value, (int, float)) and not is_bool and not 0 <= value < float("inf"):
-        raise FactsError(  # NaN fails the comparison too
-            f"The device description's '{key}' is {value}; it must be a number of 0 or more."
-        )
-    families = (*SUPPORTED_FAMILIES, *UNSUPPORTED_FAMILIES, "unknown")
-    words = {"fused_sdpa": FUSED_EVIDENCE, "family": families, "kind": KINDS}.get(key)
-    if words is not None and value not in words:
-        raise FactsError(
-            f"The device description's '{key}' is {value!r}; it must be one of {', '.join(words)}."
-        )
-    if isinstance(value, str) and "${" in value:
-        raise FactsError(
-            f"The device description's '{key}' is {value!r}; '${{' would read another value or the "
-            f"environment, and is not allowed. Write the value itself."
-        )
-    if isinstance(value, (list, tuple)):
-        return tuple(str(item) for item in cast("list[object]", value))
-    if isinstance(value, dict):
-        return {str(k): str(v) for k, v in cast("dict[object, object]", value).items()}
-    return float(value) if kind == "float" else value  # pyright: ignore[reportArgumentType]
 
 
 def load_facts(path: str | Path) -> DeviceFacts:

@@ -348,7 +348,13 @@ def _user_value(path: Path, where: str, key: str, value: object) -> object:
         source, value = str(block.get("source", source)), block["value"]
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ProfileError(f"{path}: '{where}' is {value!r}; it must be a number.")
-    return {"value": float(value), "source": source}
+    try:
+        return {"value": float(value), "source": source}
+    except OverflowError as e:
+        raise ProfileError(
+            f"{path}: '{where}' is an integer of so many digits that no number here can hold "
+            f"it. Correct that key."
+        ) from e
 
 
 def _hint(word: str, known: tuple[str, ...]) -> str:

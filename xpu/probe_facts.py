@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import types
 from dataclasses import replace
 from typing import Any
@@ -99,9 +100,11 @@ def measured_of(battery: Battery) -> Measured:
 
 
 def _size_in(name: str) -> int:
-    """Return the bytes named in an allocation check that raised and so measured nothing."""
-    words = name.split()
-    return round(float(words[1]) * (2**30 if words[2] == "GiB" else 1))
+    """Return the bytes named in an allocation check that raised and so measured nothing; else 0."""
+    found = re.search(r"allocate ([0-9]+(?:\.[0-9]+)?) (GiB|bytes)", name)
+    if found is None:  # a child that ended between two allocations names none
+        return 0
+    return round(float(found.group(1)) * (2**30 if found.group(2) == "GiB" else 1))
 
 
 def apply_measured(facts: DeviceFacts, verdict: Verdict) -> DeviceFacts:

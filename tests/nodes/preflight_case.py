@@ -74,10 +74,12 @@ def put(monkeypatch: Any, found: Health, spec: Any = device_case.GOOD) -> Machin
     return made
 
 
-def keep(folder: Path, status: str = "healthy", *checks: Check) -> None:
+def keep(folder: Path, status: str = "healthy", *checks: Check, when: float = 1.0) -> None:
     """Keep a quick battery's judgement of the device on disk, as another process would."""
-    battery = Battery("xpu:0", frozenset((0, 1, 2, 3)), list(checks), complete=True)
-    ProbeCache(folder).keep(Remembered(KEY, battery, status, when=1.0))
+    battery = Battery(
+        "xpu:0", frozenset((0, 1, 2, 3)), list(checks) or [Check(1, "event")], complete=True
+    )
+    ProbeCache(folder).keep(Remembered(KEY, battery, status, when=when))
 
 
 MEASURED = Measured(

@@ -491,6 +491,23 @@ def test_a_judgement_on_disk_that_changes_is_seen(told, tmp_path):
     assert found.known().from_cache
 
 
+def test_a_retreat_found_by_another_process_reaches_this_one(told, tmp_path):
+    from supir_xpu.xpu.probe_types import Check
+
+    hang = Check(2, "sum", "hang", text="no answer for 20 s")
+    found = told.health(told.HEALTHY, folder=tmp_path)
+    told.keep(tmp_path)
+    assert found.word == "healthy"
+    told.keep(tmp_path, "retreat", hang)
+    assert found.word == "healthy", "not later than what is known"
+    told.keep(tmp_path, "retreat", hang, when=2.0)
+    assert found.word == "retreat"
+    told.keep(tmp_path, when=3.0)
+    assert found.word == "healthy"
+    (tmp_path / "supir_xpu_preflight.json").unlink()
+    assert found.word == "healthy", "what is known is not forgotten"
+
+
 @pytest.fixture
 def user_folder(tmp_path, monkeypatch):
     import folder_paths
@@ -537,6 +554,8 @@ def test_a_folder_in_place_of_the_settings_is_named(user_folder, journal, caplog
         ("facts: {kind: xpu, name: '${oc.env:PATH}'}", ValueError, "facts.name"),
         ("profiles: {pvc: {gap_s: '${oc.env:PATH}'}}", ValueError, "profiles.pvc.gap_s"),
         ("guard_core: ${oc.env:PATH}", ValueError, "guard_core"),
+        ("guard_core: off", ValueError, 'YAML reads as a boolean; write guard_core: "warn"'),
+        ("guard_core: on", ValueError, 'boolean; write guard_core: "warn" or guard_core: "block"'),
         ("profiles: {pvc: {gap_s: .nan}}", ValueError, "profiles.pvc.gap_s"),
     ],
 )

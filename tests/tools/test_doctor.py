@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import getpass
+import io
+import json
 import os
 import platform
 import subprocess
 import sys
+import types
 import zipfile
 from pathlib import Path
 
 import pytest
+from supir_xpu.xpu import probe_child, probe_stages_basic
 from supir_xpu.xpu.journal import Journal, RunInfo
 from supir_xpu.xpu.probe import Preflight
 from supir_xpu.xpu.probe_types import FULL_STAGES, QUICK_STAGES, Battery, Check, Verdict
@@ -72,6 +76,57 @@ def test_options_reach_the_preflight(doctor, tmp_path):
     doctor.main(["--quick", "--device", "xpu:1", "--cache", str(tmp_path)], run)
     request, folder, _ = run.calls[0]
     assert (request.device, request.groups, folder) == ("xpu:1", QUICK_STAGES, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "device",
+    ["", "\u0446\u043f\u0443", "xpu:9999999999", "xpu:128", "xpu:-1", "xpu:01", "xpu:", "xpu:\u0661",
+     "XPU", "xpu:0\n", "cuda:0", "cpu:0", "x" * 5000],
+)  # fmt: skip
+def test_a_device_there_cannot_be_is_refused_in_a_sentence(doctor, capsys, device):
+    with pytest.raises(SystemExit) as ended:
+        doctor.main(["--device", device], answers(BAD))
+    assert ended.value.code == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("--device is '")
+    assert len(err.splitlines()) == 1
+    assert "give cpu, xpu or xpu:N" in err
+
+
+@pytest.mark.parametrize(
+    ("text", "device"),
+    [("cpu", "cpu"), ("xpu", "xpu:0"), ("xpu:0", "xpu:0"), ("xpu:127", "xpu:127")],
+)
+def test_a_device_is_asked_by_the_name_the_nodes_use(doctor, text, device):
+    run = answers(GOOD)
+    assert doctor.main(["--device", text], run) == 0
+    assert run.calls[0][0].device == device
+
+
+def test_a_device_this_torch_was_not_built_for_is_told_as_such():
+    """The child's own first question, asked of a build without any XPU."""
+    from supir_xpu.xpu.probe_identity import judge_identity
+
+    for name in ("xpu:0", "xpu:7"):
+        said = io.StringIO()
+        module = types.SimpleNamespace(
+            _is_compiled=lambda: False, device_count=lambda: 0, get_arch_list=list
+        )
+        device = probe_child.Device(name, SimpleTorch(module))
+        bench = probe_child.Bench(device, {}, said)
+        bench.check("device count", lambda b=bench: probe_stages_basic._count(b))
+        check = Check.from_mapping(json.loads(said.getvalue().splitlines()[-1]))
+        verdict = judge_identity(Battery(name, checks=[check]))
+        assert verdict.status == "absent"
+        assert "built without XPU support" in verdict.reason
+
+
+class SimpleTorch:
+    """As much of torch as the child's ``Device`` asks at its start."""
+
+    def __init__(self, module):
+        self.get_device_module = lambda name: module
 
 
 def test_the_verdict_is_kept_where_the_nodes_look_for_it(doctor, tmp_path):

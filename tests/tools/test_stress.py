@@ -234,12 +234,12 @@ def test_a_death_is_told_at_the_next_start(
 def test_a_session_that_ended_is_not_a_death(tool, log):
     stress_log = tool("stress_log")
     me = {**asdict(boot.current_owner()), "boot_id": "linux:other"}
-    assert stress_log.last_unfinished(log, boot) is None
+    assert stress_log.last_unfinished(log, boot) == (None, 0)
     stress_log.start_session(log, me, "xpu:0")
-    assert stress_log.last_unfinished(log, boot).kind == "machine"
+    assert stress_log.last_unfinished(log, boot)[0].kind == "machine"
     stress_log.end_session(log, "done")
     stress_log.end_session(log, "again")
-    assert stress_log.last_unfinished(log, boot) is None
+    assert stress_log.last_unfinished(log, boot) == (None, 0)
     assert [line.get("ended") for line in lines(log)] == [None, "done"]
 
 

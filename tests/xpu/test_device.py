@@ -180,6 +180,17 @@ def test_facts_from_a_mapping():
         ({"kind": "banana"}, "'kind' is 'banana'; it must be one of xpu, cpu"),
         ({"kind": "xpu", "flops_per_s": float("nan")}, "'flops_per_s' is nan"),
         ({"kind": "xpu", "launch_s": float("inf")}, "'launch_s' is inf"),
+        (
+            {"kind": "xpu", "flops_per_s": 10**500},
+            "'flops_per_s' is an integer of about 501 digits",
+        ),
+        ({"kind": "xpu", "total_bytes": 10**5000}, "'total_bytes' is an integer of about 5001"),
+        ({"kind": "xpu", "total_bytes": 10**25}, "'total_bytes' is 1000"),
+        ({"kind": "xpu", "launch_s": 1e300}, r"'launch_s' is 1e\+300"),
+        ({"kind": "xpu", "dtypes": []}, "'dtypes' is empty"),
+        ({"kind": "xpu", "dtypes": ["float32", 5]}, "'dtypes' holds 5"),
+        ({"kind": "xpu", "dtypes": [None]}, "'dtypes' holds None"),
+        ({"kind": "xpu", "dtypes": ["float33"]}, "'dtypes' holds 'float33'"),
         ({"kind": "xpu", "name": "${oc.env:HOME}"}, r"'name' is '\$\{oc.env:HOME\}'"),
     ],
 )

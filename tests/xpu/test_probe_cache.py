@@ -25,6 +25,8 @@ BATTERY = Battery(
     3.5,
 )
 ENTRY = Remembered(KEY, BATTERY, "degraded")
+HANG = replace(BATTERY, checks=[Check(2, "sum", "hang", text="no answer")])
+WELL = replace(BATTERY, checks=[Check(2, "sum")])
 
 
 def test_comes_back_as_it_was(tmp_path):
@@ -61,7 +63,7 @@ def test_a_short_battery_does_not_serve_a_full_one_unless_it_ended_in_retreat(tm
     cache = ProbeCache(tmp_path)
     cache.keep(ENTRY)
     assert cache.find(KEY, FULL, None) is None
-    cache.keep(replace(ENTRY, status="retreat"))
+    cache.keep(replace(ENTRY, status="retreat", battery=HANG))
     assert cache.find(KEY, FULL, None) is not None
 
 
@@ -74,7 +76,7 @@ def test_a_kept_judgement_is_remembered_with_its_age_and_without_a_process(tmp_p
     assert remembered(tmp_path, replace(KEY, driver="other")) is None
     assert remembered(tmp_path, KEY, FULL) is None
     unasked = replace(KEY, device="", driver="")
-    cache.keep(replace(ENTRY, key=unasked, status="retreat", when=1.0))
+    cache.keep(replace(ENTRY, key=unasked, status="retreat", battery=HANG, when=1.0))
     assert remembered(tmp_path, KEY).when == 1.0, "a device that could not even be asked"
 
 
@@ -97,7 +99,9 @@ def test_is_bounded_and_keeps_one_per_key(tmp_path):
     cache = ProbeCache(tmp_path)
     for number in range(MOST_ENTRIES + 5):
         cache.keep(replace(ENTRY, key=replace(KEY, driver=str(number))))
-        cache.keep(replace(ENTRY, key=replace(KEY, driver=str(number)), status="healthy"))
+        cache.keep(
+            replace(ENTRY, key=replace(KEY, driver=str(number)), status="healthy", battery=WELL)
+        )
     entries = json.loads((tmp_path / FILE_NAME).read_text(encoding="utf-8"))["entries"]
     assert len(entries) == MOST_ENTRIES
     assert {entry["status"] for entry in entries} == {"healthy"}
