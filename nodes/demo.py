@@ -17,13 +17,14 @@ import torch
 from comfy_api.latest import io
 
 from ..supir import demo_model
+from ..supir.errors import CheckpointError
 from ..supir.host_blocks import Encoder
 from ..supir.injection import SupirNets
 from ..supir.layout import BlockDims, ControlDims, CrossDims, SftDims, SupirDims
 from .load import load_supir
 from .types import CATEGORY, SupirModel, SupirSocket
 
-FILE_NAME = "SUPIR-demo-random-1.safetensors"
+FILE_NAME = "SUPIR-demo-2.safetensors"
 """Name of the generated SUPIR file; the number changes with its content."""
 
 
@@ -75,22 +76,28 @@ class _Target:
 
 
 def load_demo_clip() -> Any:
-    """Return the demo CLIP with computed weights."""
+    """Return the demo CLIP; its weights are computed."""
     clip = comfy.sd.CLIP(_Target, parameters=4_000_000)
     module = clip.cond_stage_model
     module.load_state_dict(demo_model.state(module.state_dict(), "demo.clip."))
     return clip
 
 
-def load_demo_model() -> Any:
-    """Return the demo MODEL: a narrow SDXL that the host runs as SDXL."""
+def build_demo_model() -> Any:
+    """Return the host's narrow SDXL, its UNet without values yet."""
     config = comfy.supported_models.SDXL(dict(demo_model.UNET_CONFIG))
     device, offload = mm.get_torch_device(), mm.unet_offload_device()
     dtypes = config.supported_inference_dtypes
     dtype = mm.unet_dtype(device=device, supported_dtypes=dtypes)
     config.unet_config["dtype"] = dtype
     config.set_inference_dtype(dtype, mm.unet_manual_cast(dtype, device, dtypes))
-    model = config.get_model({}, device=offload)
+    return config.get_model({}, device=offload)
+
+
+def load_demo_model() -> Any:
+    """Return the demo MODEL: a narrow SDXL that the host runs as SDXL."""
+    device, offload = mm.get_torch_device(), mm.unet_offload_device()
+    model = build_demo_model()
     unet = model.diffusion_model
     unet.load_state_dict(demo_model.state(unet.state_dict(), "demo.unet."))
     return comfy.model_patcher.CoreModelPatcher(model, load_device=device, offload_device=offload)
@@ -146,22 +153,42 @@ def demo_supir_tensors() -> dict[str, torch.Tensor]:
     }
     tensors: dict[str, torch.Tensor] = {}
     for prefix, module in parts.items():
-        own = "demo.vae.encoder." if module is encoder else f"demo.{prefix}"
-        for key, value in demo_model.state(module.state_dict(), own).items():
+        for key, value in demo_model.state(module.state_dict(), f"demo.{prefix}").items():
             tensors[prefix + key] = value.half()
     return tensors
 
 
 def demo_supir_path() -> str:
-    """Return the demo SUPIR file in ComfyUI's temp folder, written there if it is not yet."""
+    """Return the demo SUPIR file in ComfyUI's temp folder, written unless it is there undamaged.
+
+    Raises: CheckpointError when the temp folder is no folder or cannot be written to.
+    """
     folder = os.path.join(folder_paths.get_temp_directory(), "supir_xpu")
     path = os.path.join(folder, FILE_NAME)
-    if not os.path.exists(path):
+    content = safetensors.torch.save(demo_supir_tensors())
+    try:
         os.makedirs(folder, exist_ok=True)
-        partial = f"{path}.{os.getpid()}.part"
-        safetensors.torch.save_file(demo_supir_tensors(), partial)
-        os.replace(partial, path)
+        if not _holds(path, content):
+            partial = f"{path}.{os.getpid()}.part"
+            with open(partial, "wb") as file:
+                file.write(content)
+            os.replace(partial, path)
+    except OSError as e:
+        raise CheckpointError(
+            f"The demo's SUPIR file cannot be written to {path}: {e.strerror or e}. It belongs into "
+            f"a folder of ComfyUI's temp folder, which is {folder_paths.get_temp_directory()}. Free "
+            "that name or make it writable, or start ComfyUI with --temp-directory and another folder."
+        ) from e
     return path
+
+
+def _holds(path: str, content: bytes) -> bool:
+    """Say whether a file is there with exactly this content."""
+    try:
+        with open(path, "rb") as file:
+            return file.read() == content
+    except FileNotFoundError:
+        return False
 
 
 def load_demo_supir() -> SupirModel:
@@ -179,8 +206,9 @@ class LoadDemo(io.ComfyNode):
             display_name="Load SUPIR Demo Model",
             category=CATEGORY,
             description=(
-                "A tiny SDXL and SUPIR with random weights. Shows that the pipeline runs on this "
-                "machine; it does not restore pictures."
+                "A tiny bundled SDXL and SUPIR, trained to take noise and JPEG blocks out of small "
+                "pictures. Shows the whole pipeline at work without any download; it is not SUPIR's "
+                "quality."
             ),
             search_aliases=["supir", "demo", "test"],
             inputs=[],

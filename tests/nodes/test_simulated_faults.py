@@ -324,7 +324,9 @@ def test_a_death_leaves_nothing_half_written(tmp_path, code):
     assert "still alive" not in done.stdout
     assert not [*(tmp_path / "output").rglob("*")]
     temporary = [p for p in (tmp_path / "temp").rglob("*") if p.is_file()]
-    assert [p.name for p in temporary] == ["SUPIR-demo-random-1.safetensors"]  # made before the run
+    from supir_xpu.nodes.demo import FILE_NAME
+
+    assert [p.name for p in temporary] == [FILE_NAME]  # made before the run
     assert load_file(temporary[0])
     import sqlite3
 
