@@ -143,6 +143,7 @@ def write(graph: dict[str, Any], flow: Flow) -> None:
     graph["links"] = links
     _count(graph, state, last, flow)
     _clean_bends(graph, links)
+    _clean_view(graph)
 
 
 def _ends(flow: Flow, raws: dict[str, Any]) -> list[tuple[str, int, Source]]:
@@ -198,6 +199,19 @@ def _count(graph: dict[str, Any], state: Any, last_link: int, flow: Flow) -> Non
             graph[key] = max(graph[key], value)
         if isinstance(state, dict) and isinstance(state.get(name), int):
             state[name] = max(state[name], value)
+
+
+def _clean_view(graph: dict[str, Any]) -> None:
+    """Drop a stored view that is not whole: the front end reads both of its parts or fails."""
+    extra = graph.get("extra")
+    if not isinstance(extra, dict):
+        return
+    held = cast("dict[str, Any]", extra)
+    view = held.get("ds")
+    offset = cast("dict[str, Any]", view).get("offset") if isinstance(view, dict) else None
+    numbers = _list(offset) if isinstance(offset, list) else []
+    if len(numbers) != 2 or not all(isinstance(n, (int, float)) for n in numbers):
+        held.pop("ds", None)
 
 
 def _clean_bends(graph: dict[str, Any], links: list[Any]) -> None:

@@ -109,7 +109,7 @@ class Canvas:
             "links": self.links,
             "groups": [{"title": "Restore", "bounding": [0, 0, 500, 500]}],
             "config": {},
-            "extra": {"ds": {"scale": 1}},
+            "extra": {"ds": {"scale": 1, "offset": [0, 0]}},
             "version": 0.4,
         }
 

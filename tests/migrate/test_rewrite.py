@@ -344,3 +344,10 @@ def test_a_request_body_keeps_its_other_keys():
     new = convert(body).workflow
     assert (new["client_id"], new["extra_data"]) == ("me", {"a": 1})
     assert new["prompt"]["2"]["class_type"] == "SUPIR_XPU_Upscale"
+
+
+@pytest.mark.parametrize("view", [{"scale": 1}, {"offset": [1]}, {"offset": "x"}, [], None])
+def test_a_stored_view_without_both_its_parts_is_dropped(view):
+    flow = old.structure_a()
+    flow["extra"] = {"ds": view, "kept": 1}
+    assert convert(flow).workflow["extra"] == {"kept": 1}
