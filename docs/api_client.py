@@ -50,8 +50,9 @@ def restore(server: str, prompt: dict[str, Any], picture: Path, folder: Path) ->
     while entry is None:
         time.sleep(0.5)
         waiting = len(json.loads(ask(f"{server}/queue"))["queue_pending"])
-        print(f"{time.monotonic() - start:.0f} s of {seconds:.0f} s, {waiting} waiting")
+        print(f"\r{time.monotonic() - start:.0f} s, {waiting} waiting ", end="", flush=True)
         entry = json.loads(ask(f"{server}/history/{prompt_id}")).get(prompt_id)
+    print()
     if entry["status"]["status_str"] != "success":
         raise SystemExit(json.dumps(entry["status"]["messages"], indent=1))
     folder.mkdir(parents=True, exist_ok=True)
@@ -62,6 +63,8 @@ def restore(server: str, prompt: dict[str, Any], picture: Path, folder: Path) ->
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 3 or not all(Path(file).is_file() for file in sys.argv[1:3]):
+        raise SystemExit(f"{__doc__}PROMPT.json and PICTURE have to be files that are there.")
     given, found, *rest = sys.argv[1:]
     where, at = [*rest, *["results", "http://127.0.0.1:8188"][len(rest) :]]
     restore(at, json.loads(Path(given).read_text("utf-8")), Path(found), Path(where))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from pathlib import Path
 
 from comfy_api.latest import ComfyExtension, io
 
@@ -52,11 +53,21 @@ NODES: list[type[io.ComfyNode]] = [
 """Every node of the pack, in the order of the add-node menu."""
 
 
+FOLDER = Path(__file__).resolve().parents[1].name
+"""Name of the folder this pack lies in."""
+
+
 class SupirXpuExtension(ComfyExtension):
     """What ComfyUI asks for nodes."""
 
     async def on_load(self) -> None:
         host.register_folders()
+        if not host.serves_web_files(FOLDER):
+            log.warning(
+                "SUPIR XPU: ComfyUI serves no panel, badges, help pages or templates from the folder %r. "
+                "Rename it to supir-xpu and restart ComfyUI; the nodes work either way.",
+                FOLDER,
+            )
         try:
             if machine().facts.is_xpu:
                 open_journal()  # says at start-up what a crash interrupted

@@ -34,6 +34,11 @@ def register_folders() -> None:
     folder_paths.folder_names_and_paths[SUPIR_FOLDER] = (paths, set(WEIGHT_EXTENSIONS))
 
 
+def serves_web_files(folder: str) -> bool:
+    """Say whether ComfyUI serves a pack's web files: its static routes know no quoted characters."""
+    return all(letter.isascii() and (letter.isalnum() or letter in "._-~") for letter in folder)
+
+
 def check_cancel() -> None:
     """Raise ComfyUI's interruption when the user pressed cancel."""
     mm.throw_exception_if_processing_interrupted()

@@ -60,18 +60,28 @@ def problem(kind: str, text: str, status: int = 400) -> web.Response:
 
 
 async def post_plan(request: web.Request) -> web.Response:
-    """Judge a prompt as the guard does, on any device, without queueing it."""
+    """Judge a prompt as the guard does, on any device, without queueing it.
+
+    With ``"editing": true`` a graph that cannot be judged yet is no error: the answer is 200 with
+    ``problem`` (the browser's console lists every other status as one).
+    """
     body = await read_object(request)
+    editing = body is not None and body.get("editing") is True
     prompt = None if body is None else body.get("prompt")
     targets = None if body is None else body.get("partial_execution_targets")
     try:
         machine()
     except (SettingsError, ProfileError, FactsError) as e:
-        return problem("supir_xpu_settings", str(e))
+        return not_judged("supir_xpu_settings", str(e), editing)
     found = await asyncio.to_thread(judge_prompt, prompt, targets, with_suggestion=True, plans=True)
     if found is None:
-        return problem("supir_xpu_no_prompt", NO_PROMPT)
+        return not_judged("supir_xpu_no_prompt", NO_PROMPT, editing)
     return web.json_response(plan_dict(found))
+
+
+def not_judged(kind: str, text: str, editing: bool) -> web.Response:
+    """Return why there is no judgement: as an error, or quietly to an editor."""
+    return web.json_response({"problem": text}) if editing else problem(kind, text)
 
 
 def plan_dict(found: GraphJudgement) -> dict[str, Any]:

@@ -67,7 +67,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "Close ComfyUI first.",
     )
     parser.add_argument("--report", type=Path, metavar="FILE", help="write a report for the maker "
-                        "of the driver, without names and paths; .zip adds the raw results")  # fmt: skip
+                        "of the driver, without user names and home folders; .zip adds the raw results")  # fmt: skip
     parser.add_argument("--user", type=Path, metavar="FOLDER", help="ComfyUI's user folder, whose "
                         "journal goes into the report (found where this folder is in custom_nodes)")  # fmt: skip
     parser.add_argument("--device", default="xpu:0", help="cpu, xpu or xpu:N (default %(default)s)")

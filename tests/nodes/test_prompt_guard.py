@@ -608,3 +608,25 @@ def test_a_device_name_that_cannot_be_stored_forgets_nothing(pack, monkeypatch):
     monkeypatch.setattr(pack.prompt_routes, "read_object", lambda request: request.json())
     answer = asyncio.run(pack.prompt_routes.post_forget(Body()))
     assert answer.status == 400
+
+
+@pytest.mark.parametrize("editing", [True, False])
+def test_a_graph_that_cannot_be_judged_yet_is_no_error_to_an_editor(
+    pack, b70, monkeypatch, editing
+):
+    async def body(_):
+        return {"prompt": {"1": {"class_type": "NotInstalled", "inputs": {}}}, "editing": editing}
+
+    monkeypatch.setattr(pack.prompt_routes, "read_object", body)
+    answer = asyncio.run(pack.prompt_routes.post_plan(None))
+    assert answer.status == (200 if editing else 400)
+    text = json.loads(answer.text)
+    assert "installed" in (text["problem"] if editing else text["error"]["message"])
+
+
+@pytest.mark.parametrize(
+    ("folder", "served"),
+    [("supir-xpu", True), ("SUPIR.XPU_1", True), ("supir xpu", False), ("SUPIR.XPU \u00fc", False)],
+)
+def test_folders_whose_web_files_comfyui_does_not_serve_are_known(pack, folder, served):
+    assert importlib.import_module("supir_xpu.nodes.host").serves_web_files(folder) is served

@@ -70,7 +70,7 @@ export class PlanWatch extends EventTarget {
   async _body() {
     try {
       const { output } = await app.graphToPrompt();
-      return JSON.stringify({ prompt: output });
+      return JSON.stringify({ prompt: output, editing: true });
     } catch (error) {
       console.debug("SUPIR XPU: the graph was not read", error);
       return null;
@@ -100,6 +100,7 @@ async function judge(body, signal) {
     const headers = { "Content-Type": "application/json" };
     const answer = await api.fetchApi("/supir_xpu/plan", { method: "POST", headers, body, signal });
     const reply = await answer.json();
+    if (answer.ok && reply.problem) return { reply: null, problem: reply.problem, asking: false };
     if (answer.ok) return { reply, problem: "", asking: false };
     return { reply: null, problem: reply?.error?.message ?? answer.statusText, asking: false };
   } catch {
