@@ -50,7 +50,7 @@ def encode(rewrite: Rewrite, node: Node, values: Values) -> None:
     if stage is not None:
         rewrite.merged[node.id] = Source(stage.id, CENTER)
         text = f"went into SUPIR First Stage (node {stage.id}): its output center is this latent."
-        rewrite.report.add("converted", text, stage.id, node.kind)
+        rewrite.report.add("converted", text, node.id, node.kind)
         return
     parts = rewrite.parts_for(node, "SUPIR_VAE")
     new = rewrite.instead("SUPIR_XPU_Encode", node)
