@@ -211,6 +211,8 @@ class Editor:
 
     def _on_console(self, message: Any) -> None:
         where = message.location.get("url", "")
+        if where.startswith("http") and not where.startswith(self.server.base):
+            return  # the front end's own questions to other sites, which may name our nodes
         text = f"{message.text} {where}".lower()
         if message.type == "error" and any(name in text for name in OURS):
             self.complaints.append(f"{message.text} ({where})")
