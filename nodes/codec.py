@@ -6,6 +6,7 @@ from typing import Any
 
 from comfy_api.latest import io
 
+from ..supir.constants import WORK_KEY
 from ..supir.errors import ShapeError
 from ..supir.prepare import plan_geometry
 from . import vae as codec
@@ -14,7 +15,7 @@ from .execution import check_stage
 from .guarded_run import GuardedRun
 from .host import PhasedProgress
 from .judging import judge_vae
-from .picture import crop_image, make_latent, padded, read_image, read_latent
+from .picture import crop_image, make_latent, padded, read_image, read_latent, size_to_plan
 from .planning import vae_networks
 from .sockets import check_vae
 from .types import CATEGORY
@@ -99,7 +100,7 @@ class Decode(io.ComfyNode):
         ratio = vae.spacial_compression_decode()
         height, width = (side * ratio for side in samples.shape[-2:])
         networks = vae_networks(vae, ratio)
-        size = (width, height, samples.shape[0])
+        size = (*size_to_plan(width, height, latent.get(WORK_KEY)), samples.shape[0])
         judged = judge_vae(*size, networks, risk, workspace_mb, only=("decode",))
         with GuardedRun.start("Decode", judged) as guard, guard.phase("decode"):
             decoded, note = codec.decode_latent(

@@ -19,6 +19,7 @@ from .graph import Graph
 from .graph_networks import networks_of, vae_ratio
 from .graph_sizes import ImageSize, LatentSize, Sizes
 from .judging import vae_request
+from .picture import size_to_plan
 from .planning import layout_of_ratio
 from .sample_request import SampleSettings, latent_ratio, sampling_request, tile_cells
 from .types import Canvas
@@ -168,7 +169,8 @@ def _decode(at: Context, node_id: str) -> Job | None:
     if not isinstance(size, LatentSize):
         return None
     workspace = at.graph.integer(node_id, "workspace_mb", 0) or 0
-    picture = ImageSize(size.width * ratio, size.height * ratio, size.images)
+    whole = (size.width * ratio, size.height * ratio)
+    picture = ImageSize(*size_to_plan(*whole, size.canvas), size.images)
     return _vae(at, node_id, picture, 1.0, workspace, ("decode",))
 
 

@@ -264,13 +264,10 @@ def _candidates(graph: Graph, refused: list[NodeJudgement]) -> Iterable[list[Cha
     ours = [node for node in refused if node.ours]
     auto = [Change(n.node_id, "risk", "auto") for n in ours if _says(graph, n, "risk", "block")]
     yield auto
-    tiles = [n for n in ours if n.input in ("tile_px", "tile_overlap_px")]
-    yield [
-        Change(n.node_id, name, value)
-        for n in tiles
-        for name, value in (("tile_px", 0), ("tile_overlap_px", 256))
-        if graph.link(n.node_id, name) is None
-    ]
+    tiles = [n.node_id for n in ours if n.input in ("tile_px", "tile_overlap_px")]
+    half = [(n, (graph.integer(n, "tile_px") or 0) // 2) for n in tiles]
+    yield [c for n, px in half if px > 0 for c in _unlike(graph, n, tile_overlap_px=px)]
+    yield [c for n in tiles for c in _unlike(graph, n, tile_px=0, tile_overlap_px=256)]
     sources = graph.order([node.node_id for node in refused])
     scaled: list[tuple[str, float]] = []
     for node_id in sources:
@@ -293,6 +290,13 @@ def _candidates(graph: Graph, refused: list[NodeJudgement]) -> Iterable[list[Cha
             if (steps := graph.integer(n.node_id, "steps")) is not None
             and graph.link(n.node_id, "steps") is None
         ]
+
+
+def _unlike(graph: Graph, node_id: str, **values: int) -> Iterable[Change]:
+    """Yield the changes that give a node these values, without those it has already."""
+    for name, value in values.items():
+        if graph.link(node_id, name) is None and graph.inputs(node_id).get(name) != value:
+            yield Change(node_id, name, value)
 
 
 def _says(graph: Graph, node: NodeJudgement, name: str, value: str) -> bool:

@@ -7,7 +7,6 @@ What is not in it is unknown, never guessed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 
 from ..supir.errors import SupirError
 from ..supir.prepare import plan_geometry
@@ -15,6 +14,7 @@ from . import graph_rules as core
 from .graph import Graph
 from .graph_rules import LatentSize as LatentSize
 from .graph_rules import Node, Rule, Size
+from .picture import picture_size
 from .picture_file import ImageSize as ImageSize
 from .types import Canvas
 
@@ -80,12 +80,9 @@ def our_decode(node: Node) -> list[Size]:
     size, ratio = node.latent("latent"), node.ratio
     if size is None or ratio is None:
         return [None]
-    whole = ImageSize(size.width * ratio, size.height * ratio, size.images)
-    canvas = size.canvas
-    padded = (whole.width_px, whole.height_px)
-    if canvas is None or padded != (canvas.padded_width_px, canvas.padded_height_px):
-        return [whole]
-    return [replace(whole, width_px=canvas.width_px, height_px=canvas.height_px)]
+    whole = (size.width * ratio, size.height * ratio)
+    picture = None if size.canvas is None else picture_size(*whole, size.canvas)
+    return [ImageSize(*(picture or whole), size.images)]
 
 
 def same_as(name: str, outputs: int = 1) -> Rule:

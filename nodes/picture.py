@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from ..supir.constants import WORK_KEY
 from ..supir.errors import ShapeError
-from ..supir.prepare import Geometry, pad
+from ..supir.prepare import Geometry, pad, plan_geometry
 from .host import resize_lanczos
 from .types import Canvas
 
@@ -128,10 +128,10 @@ def crop_image(image: torch.Tensor, latent: Any) -> tuple[torch.Tensor, str | No
     if not isinstance(canvas, Canvas):
         return image, None
     height, width = image.shape[1:3]
-    scale = height / canvas.padded_height_px
-    if width != round(canvas.padded_width_px * scale):
+    size = picture_size(width, height, canvas)
+    if size is None:
         return image, "The latent was reshaped since it was encoded: the whole canvas is shown."
-    rows, columns = round(canvas.height_px * scale), round(canvas.width_px * scale)
+    columns, rows = size
     image = image[:, :rows, :columns, :].contiguous()
     if canvas.alpha is None:
         return image, None
@@ -142,6 +142,31 @@ def crop_image(image: torch.Tensor, latent: Any) -> tuple[torch.Tensor, str | No
         rgb = alpha.movedim(-1, 1).expand(-1, 3, -1, -1)  # BHWC -> BCHW
         alpha = resize_lanczos(rgb, columns, rows)[:, :1].movedim(1, -1)  # BCHW -> BHWC
     return torch.cat([image, alpha.to(image)], dim=-1), None
+
+
+def picture_size(width_px: int, height_px: int, canvas: Canvas) -> tuple[int, int] | None:
+    """Return (width, height) in px of the picture on a decoded canvas; None when that was reshaped.
+
+    A canvas that was resized as a whole has its picture in proportion.
+    """
+    scale = height_px / canvas.padded_height_px
+    if width_px != round(canvas.padded_width_px * scale):
+        return None
+    return max(1, round(canvas.width_px * scale)), max(1, round(canvas.height_px * scale))
+
+
+def size_to_plan(width_px: int, height_px: int, canvas: object) -> tuple[int, int]:
+    """Return (width, height) in px by which the decoding of a whole canvas is planned.
+
+    That of the picture, so that the plan names what comes out, where its padding gives the same
+    canvas again; else that of the canvas.
+    """
+    size = picture_size(width_px, height_px, canvas) if isinstance(canvas, Canvas) else None
+    if size is None:
+        return width_px, height_px
+    g = plan_geometry(*size, 1.0)
+    same = (g.padded_width_px, g.padded_height_px) == (width_px, height_px)
+    return size if same else (width_px, height_px)
 
 
 def _alpha_rows(alpha: torch.Tensor, latent: Any, count: int) -> torch.Tensor | None:

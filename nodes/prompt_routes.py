@@ -22,7 +22,7 @@ from ..xpu.risk import BLOCK_AT, CODES, RANK, WARN_AT
 from ..xpu.risk_rules_history import CRASHED_FRACTION
 from .graph_judging import GraphJudgement
 from .health import no_verdict
-from .journal import deaths_found, open_journal
+from .journal import deaths_found, forget_crashes, open_journal
 from .machine import Machine, machine, settings_path
 from .prompt_guard import change_dict, judge_prompt, server_instance, suggestion_text
 
@@ -255,7 +255,7 @@ async def post_forget(request: web.Request) -> web.Response:
     if device is not None and (not isinstance(device, str) or not is_text(device)):
         return problem("supir_xpu_not_confirmed", NO_CONFIRM)
     try:
-        gone = await asyncio.to_thread(lambda: open_journal().forget(device))
+        gone = await asyncio.to_thread(forget_crashes, device)
     except ForgetError as e:
         return problem("supir_xpu_not_forgotten", str(e), 503)
     return web.json_response({"forgotten": gone})

@@ -25,11 +25,14 @@ usage: python run.py COMMAND [options]
   test [--fast] [...]   run the tests on the newest ComfyUI, then those that need one on the
                         oldest; --fast leaves out those that need ComfyUI or a browser;
                         everything else goes to pytest, e.g. test tests/parity -k edm
-  doctor                judge the GPU of the Python that calls it (ComfyUI's); sets nothing up
+  doctor [...]          judge the GPU of the Python that calls it (ComfyUI's); sets nothing up.
+                        --user FOLDER: ComfyUI's user folder, for the crash journal;
+                        --report FILE: pack everything for a report; doctor --help tells all
   stress [--minutes N]  load that GPU for N minutes (5) as the first crash report did; asks first,
                         stops at anything odd, and says at its next start where a crash was
   convert OLD [-o NEW]  turn workflows of the older SUPIR wrapper into ours, with a report of what
-                        changed; files or folders, in the Python that calls it, nothing set up
+                        changed; files or folders, in the Python that calls it, nothing set up;
+                        --force overwrites, --json prints the report as JSON
   smoke [VERSION ...]   start every ComfyUI version the pack is made for, run one small picture
   bench [--full] [...]  run the benchmarks; --full: true-size random-weight models, about 10 GB
                         of scratch disk and 18 GB of memory; --write: into docs/benchmarks.md
@@ -60,6 +63,9 @@ ON_OLDER_HOSTS = "(host or web) and not newest"
 """Which tests run on a ComfyUI that is not the newest."""
 
 CLEAN_UP_SECONDS = 30.0
+
+HELP = {"-h", "--help"}
+"""Words that ask for the usage, wherever they stand; nothing is set up for them."""
 
 Call = Callable[[Sequence[str], dict[str, str]], int]
 """``call(command, env)`` runs a command in the repository and returns its exit code."""
@@ -339,7 +345,7 @@ def main(arguments: Sequence[str]) -> int:
     for stream in (sys.stdout, sys.stderr):  # no console of the world may stop us with its encoding
         with contextlib.suppress(AttributeError, ValueError):
             stream.reconfigure(errors="replace", line_buffering=True)  # pyright: ignore[reportAttributeAccessIssue]
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
+    if not arguments or arguments[0] == "help" or HELP.intersection(arguments):
         print(USAGE, end="")
         return 0 if arguments else 2
     try:

@@ -90,6 +90,19 @@ def test_a_resized_latent_is_cut_in_proportion(demo):
     assert tuple(demo.decode(demo.vae, bigger).result[0].shape) == (1, 66, 94, 3)
 
 
+def test_the_plan_of_a_decode_names_the_picture_that_comes_out(demo):
+    latent = demo.encode(demo.vae, picture(1, 40, 50, 3)).result[0]
+    plan = demo.decode(demo.vae, latent).ui["supir_xpu"][0]["plan"]
+    assert plan["output_px"] == [50, 40]
+    assert plan["latent"] == [16, 16]
+
+
+def test_a_tiny_picture_keeps_a_pixel_when_its_latent_is_made_smaller(demo):
+    latent = demo.encode(demo.vae, picture(1, 1, 1, 3)).result[0]
+    latent["samples"] = latent["samples"][..., ::4, ::4]
+    assert tuple(demo.decode(demo.vae, latent).result[0].shape) == (1, 1, 1, 3)
+
+
 def test_a_reshaped_latent_is_decoded_whole_and_says_so(demo):
     latent = demo.encode(demo.vae, picture(1, 33, 70, 3)).result[0]
     turned = {**latent, "samples": latent["samples"].transpose(2, 3).contiguous()}

@@ -196,10 +196,9 @@ def test_our_own_nodes_pass_sizes_on_with_their_canvas(pack, pictures):
     graph["3"] = {"class_type": "SUPIR_XPU_Decode", "inputs": {"latent": ["2", 0]}}
     assert size_after(pack, graph) == pack.graph_sizes.ImageSize(330, 220)
     graph["2b"] = {"class_type": "LatentUpscaleBy", "inputs": {"samples": ["2", 0], "scale_by": 2}}
-    graph["3"]["inputs"]["latent"] = ["2b", 0]
     del graph["3"]
     graph["3"] = {"class_type": "SUPIR_XPU_Decode", "inputs": {"latent": ["2b", 0]}}
-    assert size_after(pack, graph) == pack.graph_sizes.ImageSize(768, 512)
+    assert size_after(pack, graph) == pack.graph_sizes.ImageSize(660, 440)
 
 
 def test_the_demo_has_cells_of_its_own_size(pack, pictures):
@@ -357,6 +356,20 @@ def test_settings_that_cannot_work_are_refused_on_every_device(pack, pictures):
         ]["u"]["errors"][0]
         assert error["extra_info"] == {"code": "SETTINGS_INVALID", "input_name": name}
         assert found.suggestion or prompt["u"]["inputs"]["upscale_by"] == 1e308
+
+
+@pytest.mark.parametrize(
+    ("tile_px", "overlap_px", "wanted"),
+    [
+        (256, 256, {"tile_overlap_px": 128}),
+        (512, 2048, {"tile_overlap_px": 256}),
+        (1, 256, {"tile_px": 0}),
+        (1, 0, {"tile_px": 0, "tile_overlap_px": 256}),
+    ],
+)
+def test_tiles_that_cannot_work_get_the_mildest_change(pack, pictures, tile_px, overlap_px, wanted):
+    _, found = refused(pack, upscale(tile_px=tile_px, tile_overlap_px=overlap_px))
+    assert {change.input_name: change.value for change in found.suggestion} == wanted
 
 
 def test_nothing_is_planned_on_other_devices(pack, pictures, monkeypatch):
@@ -591,23 +604,6 @@ def test_a_graph_that_takes_too_long_is_left_to_its_nodes(pack, pictures, b70, m
     assert (ids, found.unknown, found.complete) == ([], ["u"], False)
     assert found.suggestion == []
     assert found.safe_plan == []
-
-
-def test_a_device_name_that_cannot_be_stored_forgets_nothing(pack, monkeypatch):
-    monkeypatch.setattr(pack.prompt_routes, "open_journal", None)
-
-    class Body:
-        content_type = "application/json"
-
-        async def json(self):
-            return {"confirm": True, "device": "\ud800"}
-
-        async def read(self):
-            return b"{}"
-
-    monkeypatch.setattr(pack.prompt_routes, "read_object", lambda request: request.json())
-    answer = asyncio.run(pack.prompt_routes.post_forget(Body()))
-    assert answer.status == 400
 
 
 @pytest.mark.parametrize("editing", [True, False])

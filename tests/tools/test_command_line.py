@@ -300,6 +300,13 @@ def test_help_and_nonsense_from_the_shell():
     assert "nonsense" in bad.stderr
 
 
+@pytest.mark.parametrize("words", [["demo", "--help"], ["lint", "-h"], ["test", "-k", "x", "-h"]])
+def test_help_after_a_command_sets_nothing_up(command_line, monkeypatch, capsys, words):
+    monkeypatch.setattr(command_line, "COMMANDS", {})
+    assert command_line.main(words) == 0
+    assert "usage: python run.py" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("version", [(3, 9), (3, 14), (2, 7)])
 def test_unsupported_python_gets_one_line_naming_one_that_works(tool, version):
     interpreters = tool("interpreters")
