@@ -13,6 +13,9 @@ STEPS = 3
 SEED = 1
 CFG = 4.0
 RESTORE_CFG = 4.0
+SCHEDULER = "simple"
+"""Its levels are entries of the table: between two entries the sides differ, as the original rounds
+to the nearest and ComfyUI's node does not (tests/nodes/test_core_supir.py)."""
 
 Prompt = dict[str, Any]
 
@@ -48,7 +51,7 @@ def our_prompt(picture: str, side_px: int) -> Prompt:
         "noise": node("RandomNoise", noise_seed=SEED),
         "euler": node("KSamplerSelect", sampler_name="euler"),
         "levels": node(
-            "BasicScheduler", model=["base", 0], scheduler="normal", steps=STEPS, denoise=1.0
+            "BasicScheduler", model=["base", 0], scheduler=SCHEDULER, steps=STEPS, denoise=1.0
         ),
         "sample": node(
             "SamplerCustomAdvanced",
@@ -82,7 +85,7 @@ def core_prompt(picture: str, side_px: int) -> Prompt:
             negative=["words", 1],
             latent_image=["empty", 0],
             **{"seed": SEED, "steps": STEPS, "cfg": CFG, "denoise": 1.0},
-            **{"sampler_name": "euler", "scheduler": "normal"},
+            **{"sampler_name": "euler", "scheduler": SCHEDULER},
         ),
         "decode": node("VAEDecode", vae=["base", 2], samples=["sample", 0]),
     }

@@ -35,33 +35,45 @@ class Step:
 class Timeline:
     """What was heard: node starts and progress, with arrival times (``time.monotonic``).
 
-    ``cpu_clock``, if given, is read at each advance of a bar: processor seconds used until then.
+    ``cpu_clock``, if given, is read at each event: processor seconds used until then.
     """
 
     starts: list[tuple[str, float]] = field(default_factory=list)
+    start_cpu: list[float] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     ended: float | None = None
+    ended_cpu: float = 0.0
     cpu_clock: Callable[[], float] | None = None
 
     def hear(self, kind: str, data: dict[str, Any], now: float) -> None:
         """Take in one event of the server."""
         if kind == "executing" and data.get("node") is not None:
             self.starts.append((str(data["node"]), now))
+            self.start_cpu.append(self._cpu())
         elif kind == "progress":
             node, value, total = str(data.get("node")), int(data["value"]), int(data["max"])
-            cpu = self.cpu_clock() if self.cpu_clock is not None else 0.0
-            self.steps.append(Step(node, value, total, now, cpu))
+            self.steps.append(Step(node, value, total, now, self._cpu()))
         elif kind in ("execution_success", "execution_error", "execution_interrupted"):
-            self.ended = now
+            self.ended, self.ended_cpu = now, self._cpu()
+
+    def _cpu(self) -> float:
+        return self.cpu_clock() if self.cpu_clock is not None else 0.0
 
     def seconds_per_node(self) -> dict[str, float]:
         """Seconds from each node's start to the next one's (the last: to the end of the prompt)."""
-        ends = [start for _, start in self.starts[1:]]
-        ends.append(self.ended if self.ended is not None else time.monotonic())
-        seconds: dict[str, float] = {}
-        for (node, start), end in zip(self.starts, ends, strict=True):
-            seconds[node] = seconds.get(node, 0.0) + end - start
-        return seconds
+        times = [start for _, start in self.starts]
+        times.append(self.ended if self.ended is not None else time.monotonic())
+        return self._per_node(times)
+
+    def cpu_seconds_per_node(self) -> dict[str, float]:
+        """Processor seconds of each node that ran to its end in a prompt that ended."""
+        return self._per_node([*self.start_cpu, self.ended_cpu])
+
+    def _per_node(self, times: list[float]) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for (node, _), start, end in zip(self.starts, times, times[1:], strict=False):
+            found[node] = found.get(node, 0.0) + end - start
+        return found
 
     def seconds_per_step(self, node: str) -> list[float]:
         """Seconds of each step of one node's progress bar, from the node's start on."""

@@ -184,15 +184,17 @@ def test_text_encoders_have_the_keys_and_shapes_that_the_host_builds(checkpoints
 
 def heard(full_size, step_seconds, cpu_seconds):
     """A timeline of one run whose later steps take what is given."""
-    used = iter((10.0, 10.0 + cpu_seconds, 10.0 + 2 * cpu_seconds))
-    timeline = full_size.Timeline(cpu_clock=lambda: next(used))
+    clock = [0.0]
+    timeline = full_size.Timeline(cpu_clock=lambda: clock[0])
     names = ("base", "supir", "photo", "first", "words", "sample", "decode", "save")
     for second, name in enumerate(names):
         timeline.hear("executing", {"node": name}, second * 10.0)
+        clock[0] += 7.0
         if name == "sample":
             for step in (1, 2, 3):
                 at = 50.0 + step_seconds * step
                 timeline.hear("progress", {"node": name, "value": step, "max": 3}, at)
+                clock[0] += cpu_seconds
     timeline.hear("execution_success", {}, 95.0)
     return timeline
 
@@ -200,15 +202,34 @@ def heard(full_size, step_seconds, cpu_seconds):
 @pytest.mark.host
 def test_both_sides_of_the_full_size_run_are_compared(full_size):
     latent = torch.tensor([1.0, -2.0])
-    ours = full_size.summary(heard(full_size, 3.0, 5.0), 3 << 30, latent + 0.5)
-    core = full_size.summary(heard(full_size, 2.0, 4.0), 2 << 30, latent)
-    found = {(row["figure"], row.get("unit")): row for row in full_size.rows(ours, core)}
+
+    def pair(step_seconds, cpu_seconds, apart):
+        return (
+            full_size.summary(heard(full_size, step_seconds, cpu_seconds), 3 << 30, latent + apart),
+            full_size.summary(heard(full_size, 2.0, 4.0), 2 << 30, latent),
+        )
+
+    pairs = [pair(3.0, 5.0, 0.5), pair(1.0, 1.0, 0.0), pair(2.5, 4.0, 0.1)]
+    found = {(row["figure"], row.get("unit")): row for row in full_size.rows(pairs)}
     step = found["later steps, median", "s"]
-    assert (step["SUPIR XPU"], step["ComfyUI"], step["ratio"]) == (3.0, 2.0, "1.500")
-    assert found["later steps, median", "CPU s"]["ratio"] == "1.250"
+    assert (step["SUPIR XPU"], step["ComfyUI"], step["ratio"]) == (2.5, 2.0, "1.250")
+    assert step["lowest to highest"] == "0.500 to 1.500"
+    assert found["later steps, median", "CPU s"]["ratio"] == "1.000"
     assert found["loading SDXL", "s"]["SUPIR XPU"] == 10.0
+    assert found["loading both", "CPU s"]["SUPIR XPU"] == 14.0
+    assert found["whole run", "CPU s"]["ComfyUI"] == 8 * 7.0 + 3 * 4.0
     assert found["peak resident memory", "GiB"]["ratio"] == "1.500"
     assert found["largest difference of the latents", None]["value"] == "2.5e-01"
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("ours_first", [True, False])
+def test_the_first_side_of_a_pair_is_chosen_and_named(full_size, monkeypatch, ours_first):
+    order = []
+    monkeypatch.setattr(full_size, "measure", lambda _, make: order.append(make) or make)
+    pair = full_size.measure_pair(None, ours_first=ours_first)
+    assert pair == (full_size.our_prompt, full_size.core_prompt)
+    assert order == list(pair if ours_first else pair[::-1])
 
 
 @pytest.mark.host
