@@ -285,7 +285,8 @@ def spread(rest: Sequence[str]) -> list[str]:
     own = ("-n", "--numprocesses", "--pdb", "--trace", "-p")
     if workers < 2 or any(word.startswith(own) for word in rest):
         return []
-    return ["-n", str(workers), "--dist", "loadfile"]
+    order = "--no-loadscope-reorder"  # as collected: those with servers are long, and first
+    return ["-n", str(workers), "--dist", "loadfile", order]
 
 
 def outcome(code: int) -> str:

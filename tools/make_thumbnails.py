@@ -1,7 +1,8 @@
 """Draw the thumbnails of the example workflows: ``.venv/bin/python tools/make_thumbnails.py``.
 
-Each is a collage of the bundled photograph: left a damaged copy, right the photograph itself. They
-say what a workflow is for. No model made them, and they say so.
+Most are a collage of the bundled photograph: left a damaged copy, right the photograph itself. They
+say what a workflow is for. No model made them, and they say so. The demo's shows what the demo model
+did, from the pictures ``run.py demo`` left in ``output/``.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ TARGET = ROOT / "example_workflows"
 WIDTH, HEIGHT, BAR, FOOT = 512, 384, 44, 24
 LARGEST_BYTES = 60_000
 HONEST = "Illustration: the photograph and a damaged copy of it. Not made by a model."
+DEMO = "demo_restore"
+DEMO_HONEST = "What the bundled toy model makes of a damaged photograph. Not SUPIR's quality."
+DEMO_PICTURES = tuple(ROOT / "output" / f"demo_{name}.png" for name in ("degraded", "restored"))
 Box = tuple[float, float, float, float]
 """Left, top, right, bottom as fractions of the photograph."""
 
@@ -49,7 +53,7 @@ THUMBNAILS = {
     "custom_sampler": Thumbnail("Any sampler and schedule", 6, (0.3, 0.1, 0.8, 0.8)),
     "batch_of_pictures": Thumbnail("Several pictures in one run", 7, repeat=3),
     "polish_with_sdxl": Thumbnail("Restore, then polish", 4, (0.25, 0.0, 0.95, 1.0)),
-    "demo_restore": Thumbnail("Demo: does it run here?", 6),
+    DEMO: Thumbnail("Demo: does it run here?", crop=(0.0, 0.0, 1.0, 1.0)),
 }
 """One for each workflow, by its stem."""
 
@@ -76,10 +80,12 @@ def cropped(photo: Image.Image, crop: Box, size: tuple[int, int]) -> Image.Image
     return part.crop((left, top, left + size[0], top + size[1]))
 
 
-def pair(photo: Image.Image, what: Thumbnail, size: tuple[int, int]) -> Image.Image:
-    """Return one picture whose left half is damaged."""
+def pair(
+    photo: Image.Image, what: Thumbnail, size: tuple[int, int], bad: Image.Image | None = None
+) -> Image.Image:
+    """Return one picture whose left half is damaged: as in ``bad``, or made so here."""
     whole = cropped(photo, what.crop, size)
-    before = damaged(whole, what.shrink)
+    before = damaged(whole, what.shrink) if bad is None else cropped(bad, what.crop, size)
     middle = size[0] // 2
     whole.paste(before.crop((0, 0, middle, size[1])), (0, 0))
     draw = ImageDraw.Draw(whole)
@@ -94,21 +100,22 @@ def pair(photo: Image.Image, what: Thumbnail, size: tuple[int, int]) -> Image.Im
     return whole
 
 
-def thumbnail(photo: Image.Image, what: Thumbnail) -> Image.Image:
+def thumbnail(
+    photo: Image.Image, what: Thumbnail, bad: Image.Image | None = None, note: str = HONEST
+) -> Image.Image:
     """Return a whole thumbnail with title and label."""
     canvas = Image.new("RGB", (WIDTH, HEIGHT), "#1c2733")
     height = HEIGHT - BAR - FOOT
     width = WIDTH // what.repeat
     for k in range(what.repeat):
-        canvas.paste(
-            pair(photo, what, (width - (k < what.repeat - 1) * 4, height)), (k * width, BAR)
-        )
+        size = (width - (k < what.repeat - 1) * 4, height)
+        canvas.paste(pair(photo, what, size, bad), (k * width, BAR))
     draw = ImageDraw.Draw(canvas)
     draw.text(
         (14, BAR // 2), what.title, fill="white", font=ImageFont.load_default(24), anchor="lm"
     )
     small = ImageFont.load_default(12)
-    draw.text((14, HEIGHT - FOOT // 2), HONEST, fill="#b8c4d0", font=small, anchor="lm")
+    draw.text((14, HEIGHT - FOOT // 2), note, fill="#b8c4d0", font=small, anchor="lm")
     label = ImageFont.load_default(15)
     for text, x, anchor in (("before", 8, "ls"), ("after", WIDTH - 8, "rs")):
         place = (x, HEIGHT - FOOT - 8)
@@ -135,11 +142,21 @@ def packed(picture: Image.Image) -> bytes:
     return data
 
 
+def demo_thumbnail(what: Thumbnail) -> Image.Image:
+    """Return the demo's thumbnail. Raises: FileNotFoundError before ``run.py demo`` has run."""
+    pictures: list[Image.Image] = []
+    for path in DEMO_PICTURES:
+        with Image.open(path) as opened:
+            pictures.append(opened.convert("RGB"))
+    return thumbnail(pictures[1], what, pictures[0], DEMO_HONEST)
+
+
 def main() -> None:
     with Image.open(PHOTO) as opened:
         photo = opened.convert("RGB")
     for stem, what in THUMBNAILS.items():
-        data = packed(thumbnail(photo, what))
+        made = demo_thumbnail(what) if stem == DEMO else thumbnail(photo, what)
+        data = packed(made)
         (TARGET / f"{stem}.jpg").write_bytes(data)
         print(f"{stem}.jpg: {len(data)} bytes")
 

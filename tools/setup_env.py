@@ -32,7 +32,7 @@ TORCHAUDIO = "torchaudio==2.11.1"
 """The tested set. This torchaudio declares an older torch, so it is installed apart, without its
 dependencies."""
 
-TEST_TOOLS = ("pytest", "pytest-xdist", "hypothesis")
+TEST_TOOLS = ("pytest", "pytest-xdist>=3.8", "hypothesis")
 LINT_TOOLS = ("ruff==0.17.6", "pyright==1.1.414")
 HOST_EXTRAS = (TORCHVISION, "torchsde")
 BROWSER_DRIVER = ("playwright",)

@@ -193,7 +193,7 @@ def test_memory_stays_flat_over_many_frames(demo, monkeypatch):
     """What is alive after each frame grows by that frame's result alone."""
     import supir_xpu.nodes.sample_run as sample_run
 
-    frames, sizes = 16, []
+    frames, sizes = 10, []
     control = {**demo.control, "samples": demo.control["samples"].repeat(frames, 1, 1, 1)}
     real = sample_run.check_stage
 

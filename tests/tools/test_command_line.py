@@ -83,7 +83,7 @@ def with_browser(monkeypatch):
     monkeypatch.setenv("SUPIR_XPU_BROWSER", "required")
 
 
-SPREAD = ["-n", "2", "--dist", "loadfile"]
+SPREAD = ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
 OLDER = "(host or web) and not newest"
 
 
