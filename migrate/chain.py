@@ -14,6 +14,7 @@ from .sampling import (
     move_sampler,
     move_seed,
     move_tiles,
+    move_typed_caption,
 )
 from .values import Values
 
@@ -79,26 +80,12 @@ def conditioner(rewrite: Rewrite, node: Node, values: Values) -> None:
     values.move(new, "positive", "positive_prompt")
     values.move(new, "negative", "negative_prompt")
     if captions is None:
-        _stored_caption(values, new)
+        move_typed_caption(values, new)
     else:
         text = "and the prompt are parted by a comma here; there they were joined without one."
         values.note("means_other", "captions", text)
     values.note("converted", "", "is SUPIR Conditioning now; its latents go to SUPIR Sample.")
     rewrite.require(new, node)
-
-
-def _stored_caption(values: Values, new: Node) -> None:
-    """A caption typed into an API prompt counts; one left in a saved workflow never did."""
-    caption = values.node.values.get("captions")
-    if not isinstance(caption, str) or not caption.strip():
-        return
-    if values.node.raw.get("widgets_values") is not None:
-        text = f"held {caption!r}, which was not used: only a link to captions counted."
-        values.note("ignored", "captions", text)
-        return
-    prompt = str(new.values["positive"])
-    new.values["positive"] = f"{caption}, {prompt}" if prompt.strip() else caption
-    values.note("converted", "captions", "stands before the positive prompt now.")
 
 
 def sample(rewrite: Rewrite, node: Node, values: Values) -> None:

@@ -83,3 +83,17 @@ def move_overlap(values: Values, new: Node, size_name: str, stride_name: str) ->
     elif stride < 1:
         new.values["tile_overlap_px"] = size // 2
         values.note("means_other", stride_name, f"is {stride}; an overlap of half a tile is set.")
+
+
+def move_typed_caption(values: Values, new: Node) -> None:
+    """Put a caption typed into an API prompt before the prompt; saved workflows kept leftovers there."""
+    caption = values.node.values.get("captions")
+    if not isinstance(caption, str) or not caption.strip():
+        return
+    if values.node.raw.get("widgets_values") is not None:
+        text = f"held {caption!r}, which was not used: only a link to captions counted."
+        values.note("ignored", "captions", text)
+        return
+    prompt = str(new.values["positive"])
+    new.values["positive"] = f"{caption}, {prompt}" if prompt.strip() else caption
+    values.note("converted", "captions", "stands before the positive prompt now.")

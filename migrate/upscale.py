@@ -7,7 +7,16 @@ from .loaders import PRECISION, checkpoint_of
 from .new_nodes import NEW_NODES
 from .old_nodes import COLOR_FIX
 from .rewrite import Parts, Rewrite
-from .sampling import KEEP, STRIPES, check_ramp, move_restore, move_sampler, move_seed, move_tiles
+from .sampling import (
+    KEEP,
+    STRIPES,
+    check_ramp,
+    move_restore,
+    move_sampler,
+    move_seed,
+    move_tiles,
+    move_typed_caption,
+)
 from .values import Values
 
 LARGEST_SCALE_BY = 8.0
@@ -29,7 +38,7 @@ def upscale(rewrite: Rewrite, node: Node, values: Values) -> None:
         rewrite.connect(new, model=model, clip=clip, vae=vae, supir=parts.supir, image=image)
         values.move(new, "positive", "a_prompt")
         values.move(new, "negative", "n_prompt")
-        _caption(values, new)
+        move_typed_caption(values, new)
         _settings(values, new)
         new.values["color_fix"] = _color(values)
         values.note("converted", "", "is SUPIR Upscale now.")
@@ -75,20 +84,6 @@ def _resized(rewrite: Rewrite, new: Node, values: Values, image: Source | None) 
     text = f"{method} is done by Upscale Image By (node {scale.id}) now; upscale_by is 1."
     values.note("converted", "resize_method", text)
     return Source(scale.id, 0)
-
-
-def _caption(values: Values, new: Node) -> None:
-    """A caption typed into an API prompt; a saved workflow only stored leftovers there."""
-    caption = values.node.values.get("captions")
-    if not isinstance(caption, str) or not caption.strip():
-        return
-    if values.node.raw.get("widgets_values") is not None:
-        text = f"held {caption!r}, which was not used: only a link to captions counted."
-        values.note("ignored", "captions", text)
-        return
-    prompt = str(new.values["positive"])
-    new.values["positive"] = f"{caption}, {prompt}" if prompt.strip() else caption
-    values.note("converted", "captions", "stands before the positive prompt now.")
 
 
 def _settings(values: Values, new: Node) -> None:

@@ -272,10 +272,9 @@ class SimulatedDevice(TorchDispatchMode):
         name = counting.op_name(func)
         if in_host_region():
             return func(*args, **kwargs)
-        if name != counting.ATTENTION:
-            parts = counting.decomposed(self, func, args, kwargs)
-            if parts is not NotImplemented:
-                return parts
+        parts = counting.decomposed(self, func, args, kwargs)
+        if parts is not NotImplemented:
+            return parts
         operands = [*counting.tensors((args, kwargs))]
         if self._residents is not None and not any(self._residents.has(t) for t in operands):
             return func(*args, **kwargs)

@@ -41,7 +41,7 @@ KEYS = ROOT / "tests" / "parity" / "golden" / "supir_v0_keys.json.gz"
 PHOTO = ROOT / "tools" / "photo" / "chelsea.jpg"
 SCRATCH = ROOT / ".cache" / "full_size"
 SIDE_PX = 256
-PAIRS = 3
+PAIRS = 4
 """Runs of each side. Their order changes from pair to pair."""
 
 SPARE_BYTES = 1 << 30

@@ -191,12 +191,10 @@ class CountOps(TorchDispatchMode):
     ) -> Any:
         """Count one operator; composite ones are taken apart first, except attention."""
         kwargs = kwargs or {}
-        name = op_name(func)
-        if name != ATTENTION:
-            parts = decomposed(self, func, args, kwargs)
-            if parts is not NotImplemented:
-                return parts
-        result = func(*args, **kwargs)
+        parts = decomposed(self, func, args, kwargs)
+        if parts is not NotImplemented:
+            return parts
+        name, result = op_name(func), func(*args, **kwargs)
         if in_host_region():
             return result
         if is_launch(func):
@@ -239,9 +237,9 @@ def decomposed(
     """Run a composite operator as its parts under ``mode``, or return NotImplemented.
 
     In inference mode composite operators arrive whole, because the layer that takes them apart is
-    switched off.
+    switched off. Attention stays whole: it is a kernel of its own, and its parts are another way.
     """
-    if not is_composite(func):
+    if op_name(func) == ATTENTION or not is_composite(func):
         return NotImplemented
     key = torch._C.DispatchKey.CompositeImplicitAutograd  # pyright: ignore[reportPrivateUsage]
     with mode:

@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from .counting import ATTENTION, decomposed, is_fused_attention, op_name, tensors
+from .counting import decomposed, is_fused_attention, op_name, tensors
 from .device import host_region
 
 OPERATORS: dict[str, frozenset[str]] = {
@@ -103,12 +103,10 @@ class Workarounds(TorchDispatchMode):
     ) -> Any:
         """Run one operator; composite ones are taken apart first, except attention."""
         kwargs = kwargs or {}
-        name = op_name(func)
-        if name != ATTENTION:
-            parts = decomposed(self, func, args, kwargs)
-            if parts is not NotImplemented:
-                return parts
-        op_class = class_of(name, func, args, kwargs)
+        parts = decomposed(self, func, args, kwargs)
+        if parts is not NotImplemented:
+            return parts
+        op_class = class_of(op_name(func), func, args, kwargs)
         way = self.ways.get(op_class, "")
         given = [t for t in tensors((args, kwargs)) if self._on_device(t)]
         idle = not given or (way == "dtype" and not self._wants_float(given))

@@ -191,9 +191,9 @@ def heard(full_size, step_seconds, cpu_seconds):
         timeline.hear("executing", {"node": name}, second * 10.0)
         clock[0] += 7.0
         if name == "sample":
-            for step in (1, 2, 3):
+            for step in range(1, full_size.STEPS + 1):
                 at = 50.0 + step_seconds * step
-                timeline.hear("progress", {"node": name, "value": step, "max": 3}, at)
+                timeline.hear("progress", {"node": name, "value": step, "max": full_size.STEPS}, at)
                 clock[0] += cpu_seconds
     timeline.hear("execution_success", {}, 95.0)
     return timeline
@@ -217,7 +217,7 @@ def test_both_sides_of_the_full_size_run_are_compared(full_size):
     assert found["later steps, median", "CPU s"]["ratio"] == "1.000"
     assert found["loading SDXL", "s"]["SUPIR XPU"] == 10.0
     assert found["loading both", "CPU s"]["SUPIR XPU"] == 14.0
-    assert found["whole run", "CPU s"]["ComfyUI"] == 8 * 7.0 + 3 * 4.0
+    assert found["whole run", "CPU s"]["ComfyUI"] == 8 * 7.0 + full_size.STEPS * 4.0
     assert found["peak resident memory", "GiB"]["ratio"] == "1.500"
     assert found["largest difference of the latents", None]["value"] == "2.5e-01"
 
@@ -236,7 +236,7 @@ def test_the_first_side_of_a_pair_is_chosen_and_named(full_size, monkeypatch, ou
 def test_a_missing_step_is_a_failure(full_size):
     timeline = heard(full_size, 3.0, 5.0)
     timeline.steps.pop()
-    with pytest.raises(full_size.FullSizeError, match="2 steps"):
+    with pytest.raises(full_size.FullSizeError, match="4 steps"):
         full_size.summary(timeline, 0, torch.zeros(1))
 
 
