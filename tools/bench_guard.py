@@ -22,8 +22,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from bench_vae import load_pack
 from benchmark_table import Row
+from the_pack import load_with_host
 
 TITLE = "Guard"
 NODES = 200
@@ -137,7 +137,7 @@ def module(name: str) -> Any:
 
 def run() -> list[Row]:
     """Measure everything; one row per figure."""
-    load_pack()
+    load_with_host("supir.striped")
     import folder_paths
     from supir_xpu.nodes import NODES as OURS
     from supir_xpu.xpu.device import facts_from_mapping

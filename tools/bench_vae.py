@@ -10,7 +10,6 @@ bytes are taken in a process per case. Run as
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import logging
 import os
@@ -23,9 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from the_pack import load_with_host
 
-ROOT = Path(__file__).resolve().parents[1]
-ALIAS = "supir_xpu"
 WORKSPACE_MIB = 64
 PEAK_ENV = {  # give freed memory back at once, so that the peak is that of live tensors
     "MALLOC_MMAP_THRESHOLD_": "262144",
@@ -33,26 +31,6 @@ PEAK_ENV = {  # give freed memory back at once, so that the peak is that of live
     "MALLOC_ARENA_MAX": "1",
     "OMP_NUM_THREADS": "1",
 }
-
-
-def load_pack() -> Any:
-    """Return the pack's ``supir.striped``, loaded by path, with ComfyUI on the CPU."""
-    root = os.environ["COMFYUI_ROOT"]
-    if root not in sys.path:
-        sys.path.insert(0, root)
-    import comfy.options  # noqa: F401
-    from comfy.cli_args import args
-
-    args.cpu = True
-    if ALIAS not in sys.modules:
-        spec = importlib.util.spec_from_file_location(
-            ALIAS, ROOT / "__init__.py", submodule_search_locations=[str(ROOT)]
-        )
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[ALIAS] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[ALIAS])
-    return importlib.import_module(f"{ALIAS}.supir.striped")
 
 
 def make_net(
@@ -113,7 +91,7 @@ def make_input(kind: str, px: int) -> torch.Tensor:
 
 def methods(kind: str, net: Any, workspace_mib: int) -> dict[str, Callable[[torch.Tensor], Any]]:
     """Return the functions compared, by name."""
-    striped = load_pack()
+    striped = load_with_host("supir.striped")
     run = getattr(striped, kind)
 
     def by_stripes(polyphase: bool) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -222,7 +200,7 @@ def run(
         rounds: turns every method takes; the best counts.
         report: called with each row as soon as it is known.
     """
-    load_pack()
+    load_with_host("supir.striped")
     torch.set_num_threads(1)
     rows: list[dict[str, Any]] = []
 
@@ -259,7 +237,7 @@ def main() -> None:
     if "COMFYUI_ROOT" not in os.environ:
         parser.error("ComfyUI was not named. Pass --comfyui PATH or set COMFYUI_ROOT.")
     if chosen.case:
-        load_pack()
+        load_with_host("supir.striped")
         kind, px, method = chosen.case
         print(json.dumps(run_case(kind, int(px), method)))
         return

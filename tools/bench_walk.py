@@ -24,8 +24,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from bench_vae import load_pack
 from benchmark_table import Row
+from the_pack import load_with_host
 
 TITLE = "UNet walk and SUPIR step"
 DESCRIPTION = """\
@@ -66,7 +66,7 @@ class Bench:
 
 def make_bench() -> Bench:
     """Load the demo's UNet and its SUPIR networks in fp32, with layers as a loaded file has them."""
-    load_pack()
+    load_with_host("supir.striped")
     import comfy.ops
     import folder_paths
     from comfy.patcher_extension import WrappersMP

@@ -19,37 +19,19 @@ Attention policies:
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import sys
 import types
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
+from the_pack import load
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-ROOT = Path(__file__).resolve().parents[1]
-
-
-def load_pack() -> None:
-    """Import the pack as ``supir_xpu``, whatever its folder is called."""
-    if "supir_xpu" in sys.modules:
-        return
-    spec = importlib.util.spec_from_file_location(
-        "supir_xpu", ROOT / "__init__.py", submodule_search_locations=[str(ROOT)]
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["supir_xpu"] = module
-    spec.loader.exec_module(module)
-
-
-load_pack()
+load("supir")
 
 from supir_xpu.xpu import counting  # noqa: E402
 from supir_xpu.xpu.attention import PlannedAttention, limits_from_facts  # noqa: E402

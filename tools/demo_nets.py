@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
-import os
-import sys
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
+from the_pack import load_with_host
 from torch import nn
 from torch.nn import functional as F
 
-ROOT = Path(__file__).resolve().parents[1]
-PACK = "supir_xpu"
 LOGVAR = -9.0
 """Log variance of every latent of the VAE: its encoders state a point."""
 
@@ -23,36 +18,15 @@ ZERO_START = ("conv2", "proj_out", "out_layers.3", "zero_mul", "zero_add", "zero
 """Last layers of residual branches: they start at 0, so that every block starts as the identity."""
 
 
-def pack(name: str) -> Any:
-    """Return a module of the pack, with ComfyUI (environment variable COMFYUI_ROOT) on the CPU."""
-    root = os.environ["COMFYUI_ROOT"]
-    if root not in sys.path:
-        sys.path.insert(0, root)
-    import comfy.options  # noqa: F401  (argument parsing stays off)
-    from comfy.cli_args import args
-
-    args.cpu = True
-    if PACK not in sys.modules:
-        spec = importlib.util.spec_from_file_location(
-            PACK, ROOT / "__init__.py", submodule_search_locations=[str(ROOT)]
-        )
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[PACK] = module
-        spec.loader.exec_module(module)
-    return importlib.import_module(f"{PACK}.{name}")
-
-
 def use_fused_attention() -> None:
     """Have ComfyUI's layers use torch's fused attention; to be called before any other function."""
-    pack("supir.constants")
+    load_with_host("supir.constants")
     importlib.import_module("comfy.cli_args").args.use_pytorch_cross_attention = True
 
 
 def start(module: nn.Module, prefix: str) -> None:
     """Give a network its computed starting weights."""
-    demo_model = pack("supir.demo_model")
+    demo_model = load_with_host("supir.demo_model")
     with torch.no_grad():
         module.load_state_dict(demo_model.computed(module.state_dict(), prefix))
         for name, p in module.named_parameters():
@@ -66,7 +40,7 @@ class Autoencoder(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        demo_model, blocks = pack("supir.demo_model"), pack("supir.host_blocks")
+        demo_model, blocks = load_with_host("supir.demo_model"), load_with_host("supir.host_blocks")
         self.encoder = blocks.Encoder(**demo_model.VAE_CONFIG)
         self.decoder = blocks.Decoder(**demo_model.VAE_CONFIG)
         self.quant_conv = nn.Conv2d(8, 8, 1)
@@ -116,13 +90,13 @@ class Restorer(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        demo, injection = pack("nodes.demo"), pack("supir.injection")
+        demo, injection = load_with_host("nodes.demo"), load_with_host("supir.injection")
         ops = importlib.import_module("comfy.ops").disable_weight_init
         self.unet = demo.build_demo_model().diffusion_model.float()
         self.nets = injection.SupirNets(
             demo.demo_dims(), operations=ops, dtype=torch.float32, device="cpu"
         )
-        self.walk, self.hooks = pack("supir.unet_walk").walk_unet, injection.AdapterHooks
+        self.walk, self.hooks = load_with_host("supir.unet_walk").walk_unet, injection.AdapterHooks
         start(self.unet, "demo.unet.")
         start(self.nets.control_model, "demo.model.control_model.")
         start(self.nets.project_modules, "demo.model.diffusion_model.project_modules.")

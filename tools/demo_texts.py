@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import demo_nets
 import numpy as np
 import torch
+from the_pack import load_with_host
 
 POSITIVE = (
     "high quality, detailed, sharp focus",
@@ -36,8 +36,8 @@ class Texts:
     """
 
     def __init__(self) -> None:
-        demo, condition = demo_nets.pack("nodes.demo"), demo_nets.pack("nodes.condition")
-        join = demo_nets.pack("supir.conditioning").join_prompt
+        demo, condition = load_with_host("nodes.demo"), load_with_host("nodes.condition")
+        join = load_with_host("supir.conditioning").join_prompt
         clip, model = demo.load_demo_clip(), demo.build_demo_model()
         texts = [join(subject, good) for subject in SUBJECTS for good in POSITIVE]
         rows: list[tuple[torch.Tensor, torch.Tensor]] = []

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.util
 import json
 import re
 import sys
@@ -18,8 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-PACK = "supir_xpu"
+from the_pack import ROOT, load
 
 JOURNAL_FILE = "supir_xpu_journal.sqlite3"
 """The crash journal in ComfyUI's user folder; nodes/journal.py gives it that name."""
@@ -42,20 +40,6 @@ def device_name(text: str) -> str:
             f"--device is {text!r:.60}; give cpu, xpu or xpu:N with a number from 0 to 127."
         )
     return "xpu:0" if text == "xpu" else text
-
-
-def load(name: str) -> Any:
-    """Import a module of the pack, whatever the folder of this clone is called."""
-    if PACK not in sys.modules:
-        spec = importlib.util.spec_from_file_location(
-            PACK, ROOT / "__init__.py", submodule_search_locations=[str(ROOT)]
-        )
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[PACK] = module
-        spec.loader.exec_module(module)
-    return importlib.import_module(f"{PACK}.{name}")
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:

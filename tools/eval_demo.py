@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from the_pack import load_with_host
 
 sys.path.insert(0, str(Path(__file__).parent))
 import demo_data
 import demo_metrics as metrics
-import demo_nets
 from demo_degrade import MILD, STRONG, degrade
 
 WORKFLOW = Path(__file__).resolve().parents[1] / "example_workflows" / "api" / "demo_restore.json"
@@ -46,7 +46,7 @@ class Pipeline:
     """The demo workflow's nodes, called as ComfyUI calls them."""
 
     def __init__(self, recipe: dict[str, dict[str, Any]]) -> None:
-        self.nodes = {n.define_schema().node_id: n for n in demo_nets.pack("nodes").NODES}
+        self.nodes = {n.define_schema().node_id: n for n in load_with_host("nodes").NODES}
         self.recipe = recipe
         self.model, self.clip, self.vae, self.supir = self.call("LoadDemo")
         texts = recipe["SUPIR_XPU_Conditioning"]
@@ -195,7 +195,7 @@ def main() -> None:
         recipe[f"SUPIR_XPU_{node}"][name] = type(recipe[f"SUPIR_XPU_{node}"][name])(value)
     pictures = demo_data.dev_set(args.photos) if args.dev else demo_data.test_set(args.photos)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temp, torch.inference_mode():
-        demo_nets.pack("supir.constants")
+        load_with_host("supir.constants")
         import folder_paths
 
         folder_paths.set_temp_directory(temp)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 SDXL_NAME, SUPIR_NAME = "full_size_sdxl.safetensors", "full_size_supir.safetensors"
-STEPS = 5
+STEPS = 3
+SIDE_PX = 256
 SEED = 1
 CFG = 4.0
 RESTORE_CFG = 4.0

@@ -26,6 +26,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -75,9 +76,10 @@ class Server:
     """A running ComfyUI. Made by ``start_server``; ``stop`` it, or use it in a ``with`` block."""
 
     def __init__(
-        self, process: subprocess.Popen[bytes], base: str, base_dir: Path, log: Path
+        self, spawn: Callable[[], subprocess.Popen[bytes]], base: str, base_dir: Path, log: Path
     ) -> None:
-        self.process = process
+        self._spawn = spawn
+        self.process = spawn()
         self.base = base
         self.base_dir = base_dir
         self.log_path = log
@@ -89,6 +91,30 @@ class Server:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+    def restart(self, ready_timeout: float = READY_SECONDS) -> None:
+        """Stop, and start again with the same arguments, port and folders; the log goes on.
+
+        Raises: ServerError when it dies or stays silent.
+        """
+        self.stop()
+        self.process = self._spawn()
+        self.wait_ready(ready_timeout)
+
+    def wait_ready(self, timeout: float) -> None:
+        """Wait until the server answers. Raises: ServerError."""
+        deadline = time.monotonic() + timeout
+        while True:
+            with contextlib.suppress(ServerError):
+                if self.get("/system_stats").status == 200:
+                    return
+            self._check_alive()
+            if time.monotonic() > deadline:
+                raise ServerError(
+                    f"ComfyUI did not answer within {timeout:g} s. "
+                    f"End of {self.log_path}:\n{self.log_tail()}"
+                )
+            time.sleep(0.1)
 
     def get(self, path: str) -> Reply:
         return self._send(urllib.request.Request(self.base + path))
@@ -251,11 +277,15 @@ def start_server(
         *("--base-directory", str(scratch), "--database-url", "sqlite:///:memory:"),
         *extra_args,
     ]
-    with log.open("wb") as output:
-        process = _spawn(root, arguments, output, env)
-    server = Server(process, f"http://127.0.0.1:{port}", scratch, log)
+    log.unlink(missing_ok=True)
+
+    def spawn() -> subprocess.Popen[bytes]:
+        with log.open("ab") as output:
+            return _spawn(root, arguments, output, env)
+
+    server = Server(spawn, f"http://127.0.0.1:{port}", scratch, log)
     try:
-        _wait_ready(server, ready_timeout)
+        server.wait_ready(ready_timeout)
     except BaseException:  # also Ctrl-C: the child must not stay behind
         server.stop()
         raise
@@ -299,21 +329,6 @@ def _spawn(
         start_new_session=not ON_WINDOWS,
         creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
     )
-
-
-def _wait_ready(server: Server, timeout: float) -> None:
-    deadline = time.monotonic() + timeout
-    while True:
-        with contextlib.suppress(ServerError):
-            if server.get("/system_stats").status == 200:
-                return
-        server._check_alive()
-        if time.monotonic() > deadline:
-            raise ServerError(
-                f"ComfyUI did not answer within {timeout:g} s. "
-                f"End of {server.log_path}:\n{server.log_tail()}"
-            )
-        time.sleep(0.1)
 
 
 def _json_or_text(reply: Reply) -> dict[str, Any]:

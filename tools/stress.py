@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import stress_log
-from doctor import ROOT, device_name, load
+from doctor import device_name
 from stress_loop import Job
+from the_pack import ROOT, load
 
 FINE, ANOMALY, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
 """Exit codes: nothing wrong; stopped at something wrong; not started; Ctrl-C."""

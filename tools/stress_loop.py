@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from doctor import load
+from the_pack import load
 
 WIDTH = 64
 """Width of a head in SDXL."""

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import safetensors.torch
 import torch
+from the_pack import load_with_host
 
 sys.path.insert(0, str(Path(__file__).parent))
 import demo_data
@@ -173,7 +174,7 @@ def train_denoise(args: argparse.Namespace) -> None:
     damaged = degraded_dev(dev)
     source = demo_nets.to_tensor(damaged)
     vae = finished_vae(args.work)
-    encoder = demo_nets.pack("supir.host_blocks").Encoder(**vae_config())
+    encoder = load_with_host("supir.host_blocks").Encoder(**vae_config())
     encoder.load_state_dict(vae.encoder.state_dict())
     demo_nets.narrow_norms(encoder)
     stage = Stage("denoise", args.work, args.minutes, Trainer([encoder], 0.01, 1e-3), encoder)
@@ -201,7 +202,7 @@ def train_denoise(args: argparse.Namespace) -> None:
 
 def vae_config() -> dict[str, Any]:
     """Return the widths of the demo VAE."""
-    return demo_nets.pack("supir.demo_model").VAE_CONFIG
+    return load_with_host("supir.demo_model").VAE_CONFIG
 
 
 def encode_pair(
@@ -221,11 +222,11 @@ def train_net(args: argparse.Namespace) -> None:
     photos, dev_photos = demo_data.load_photos(args.photos)
     crops = demo_data.Crops(synthetic_pool(args.work), photos, 3)
     vae = finished_vae(args.work)
-    encoder = demo_nets.pack("supir.host_blocks").Encoder(**vae_config())
+    encoder = load_with_host("supir.host_blocks").Encoder(**vae_config())
     encoder.load_state_dict(torch.load(args.work / "denoise.done.pt", weights_only=True))
     demo_nets.narrow_norms(encoder.requires_grad_(False))
     texts = demo_texts.Texts()
-    table = demo_nets.pack("supir.sigmas").noise_table()
+    table = load_with_host("supir.sigmas").noise_table()
     net = demo_nets.Restorer()
     stage = Stage("net", args.work, args.minutes, Trainer([net], 0.01, 1e-3), net)
     stage.saves_per_look = 3
@@ -308,7 +309,7 @@ def fit(args: argparse.Namespace) -> tuple[dict[str, torch.Tensor], dict[str, to
 
 def export(args: argparse.Namespace) -> None:
     """Write the weight file of the pack and print its checksum."""
-    demo_model = demo_nets.pack("supir.demo_model")
+    demo_model = load_with_host("supir.demo_model")
     vae, net = fit(args)
     encoder = torch.load(args.work / "denoise.done.pt", weights_only=True)
     states = {"vae": vae, "denoise": encoder, "net": net}

@@ -77,8 +77,10 @@ app.registerExtension({
         status.askSoon();
       });
     }
+    api.addEventListener("reconnecting", () => plan.setConnected(false));
     api.addEventListener("reconnected", () => {
       progress.reset();
+      plan.setConnected(true);
       plan.askSoon({ again: true });
       status.askSoon();
     });

@@ -44,3 +44,19 @@ def host_server(tool):
 @pytest.fixture
 def command_line(tool):
     return tool("command_line")
+
+
+@pytest.fixture
+def stress(tool):
+    return tool("stress")
+
+
+@pytest.fixture
+def loop(tool):
+    return tool("stress_loop")
+
+
+@pytest.fixture
+def log(tmp_path):
+    """Where ``run.py stress`` would leave its breadcrumbs."""
+    return tmp_path / "output" / "stress.jsonl"

@@ -233,10 +233,37 @@ def test_the_first_side_of_a_pair_is_chosen_and_named(full_size, monkeypatch, ou
 
 
 @pytest.mark.host
+def test_steps_in_turn_change_who_starts(tool, monkeypatch):
+    turns, said = tool("full_size_turns"), []
+    clock = iter(range(0, 1000, 10))
+    monkeypatch.setattr(turns.time, "process_time", lambda: next(clock))
+    found = turns.in_turn(lambda: said.append("ours"), lambda: said.append("core"), 3)
+    warm_up, first, second, third = (said[k : k + 2] for k in (0, 2, 4, 6))
+    assert warm_up == first == third == ["ours", "core"]
+    assert second == ["core", "ours"]
+    assert found == [(10 / turns.STEPS, 10 / turns.STEPS)] * 3
+
+
+@pytest.mark.host
+def test_the_ratio_of_steps_in_turn_is_that_of_the_pairs(full_size):
+    (row,) = full_size.turn_rows([(10.0, 10.0), (30.0, 20.0), (5.0, 5.0), (4.0, 8.0)])
+    assert (row["SUPIR XPU"], row["ComfyUI"], row["ratio"]) == (7.5, 9.0, "1.000")
+    low, high = map(float, row["95 % interval"].split(" to "))
+    assert 0.5 <= low <= 1.0 <= high <= 1.5
+
+
+@pytest.mark.host
+def test_a_child_that_fails_is_said_with_its_words(tool, tmp_path):
+    turns = tool("full_size_turns")
+    with pytest.raises(turns.TurnsError, match="(?s)exit code 1.*full_size_sdxl"):
+        turns.measure(tmp_path, 1)
+
+
+@pytest.mark.host
 def test_a_missing_step_is_a_failure(full_size):
     timeline = heard(full_size, 3.0, 5.0)
     timeline.steps.pop()
-    with pytest.raises(full_size.FullSizeError, match="4 steps"):
+    with pytest.raises(full_size.FullSizeError, match="2 steps"):
         full_size.summary(timeline, 0, torch.zeros(1))
 
 

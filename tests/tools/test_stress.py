@@ -18,21 +18,6 @@ RUN_PY = Path(__file__).resolve().parents[2] / "run.py"
 
 
 @pytest.fixture
-def stress(tool):
-    return tool("stress")
-
-
-@pytest.fixture
-def loop(tool):
-    return tool("stress_loop")
-
-
-@pytest.fixture
-def log(tmp_path):
-    return tmp_path / "output" / "stress.jsonl"
-
-
-@pytest.fixture
 def tiny(loop):
     """A job a processor does in a moment; real geometry otherwise."""
     return loop.Job("cpu", 8, 8, 1, 2, "float32", 60.0, 3, 32)

@@ -12,22 +12,6 @@ from pathlib import Path
 import pytest
 from supir_xpu.xpu import boot
 
-
-@pytest.fixture
-def stress(tool):
-    return tool("stress")
-
-
-@pytest.fixture
-def loop(tool):
-    return tool("stress_loop")
-
-
-@pytest.fixture
-def log(tmp_path):
-    return tmp_path / "output" / "stress.jsonl"
-
-
 ELSEWHERE = {"boot_id": "linux:other", "pid": 7, "started": "ticks:1", "space": ""}
 TIME = {"time": 1.7e9}
 DAMAGED_HEADS = [

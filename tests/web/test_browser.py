@@ -112,6 +112,20 @@ def test_the_server_is_asked_again_when_the_connection_is_back(editor, demo):
     assert reply.value.status == 200
 
 
+def test_the_panel_outlives_the_server(editor, demo):
+    editor.load(demo())
+    part = editor.panel().locator("[data-section=plan]")
+    editor.wait_badge("SUPIR_XPU_FirstStage", "64\u00d748 px")
+    editor.server.stop()
+    part.get_by_text("The server does not answer").wait_for()
+    editor.type_into("SUPIR_XPU_FirstStage", "upscale_by", "2")
+    editor.server.restart()
+    editor.wait_badge("SUPIR_XPU_FirstStage", "128\u00d796 px")
+    editor.watch_run()
+    editor.run()
+    assert editor.wait_run()[0] == "execution_success"
+
+
 def test_loading_the_page_again_keeps_the_widgets(editor, demo):
     editor.load(demo(steps=3, upscale_by=1.5))
     editor.wait_badge("SUPIR_XPU_FirstStage", "96\u00d772 px")

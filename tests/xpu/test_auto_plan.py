@@ -1,13 +1,12 @@
 """The search for a safe plan: it finds one for every reported crash, and never a worse one."""
 
-import importlib.util
 import itertools
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from supir_xpu.tests.xpu import report_jobs as report
 from supir_xpu.xpu.auto_plan import (
     AutoRequest,
     NoSafePlanError,
@@ -17,12 +16,6 @@ from supir_xpu.xpu.auto_plan import (
 )
 from supir_xpu.xpu.history import Crash, History, JobSize
 from supir_xpu.xpu.risk import JudgeSettings, PlanNumbers, Verdict, Waits, make_judge
-
-_spec = importlib.util.spec_from_file_location(
-    "report_jobs", Path(__file__).with_name("report_jobs.py")
-)
-report = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(report)
 
 NOW = 10_000.0
 TILES = (0, 1536, 1024, 768)

@@ -1,27 +1,12 @@
 """The crash journal: what it finds, what it learns, and how large it gets."""
 
-import importlib.util
 import threading
-from pathlib import Path
 
 import pytest
+from supir_xpu.tests.xpu.journal_machine import DEVICE, DRIVER, crash_with, finish, job
 from supir_xpu.xpu import journal as journal_module
 from supir_xpu.xpu.history import JobSize
 from supir_xpu.xpu.journal import RunInfo
-
-_spec = importlib.util.spec_from_file_location(
-    "journal_machine", Path(__file__).with_name("journal_machine.py")
-)
-support = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(support)
-DEVICE, DRIVER, Machine = support.DEVICE, support.DRIVER, support.Machine
-job, finish, crash_with = support.job, support.finish, support.crash_with
-
-
-@pytest.fixture
-def machine(tmp_path):
-    return Machine(tmp_path / "journal.db")
-
 
 # -- deaths ------------------------------------------------------------------------------------
 

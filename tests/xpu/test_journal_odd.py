@@ -1,32 +1,19 @@
 """A journal with values that cannot be right, and a clock that jumped: nothing raises or waits
 for ever, and no crash is lost."""
 
-import importlib.util
 import logging
 import sqlite3
 from contextlib import closing
-from pathlib import Path
 
 import pytest
+from supir_xpu.tests.xpu.journal_machine import DEVICE, DRIVER, crash_with, finish, job
 from supir_xpu.xpu import journal_read
 from supir_xpu.xpu.auto_plan import needed_waits
 from supir_xpu.xpu.device_profiles import load_profiles
 from supir_xpu.xpu.history import Crash, History, JobSize
 from supir_xpu.xpu.risk_types import JudgeSettings
 
-_spec = importlib.util.spec_from_file_location(
-    "journal_machine", Path(__file__).with_name("journal_machine.py")
-)
-support = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(support)
-DEVICE, DRIVER, Machine = support.DEVICE, support.DRIVER, support.Machine
-job, finish, crash_with = support.job, support.finish, support.crash_with
 PROFILE = next(p for p in load_profiles().profiles if p.gap_s > 0 and p.heavy_gap_s > 0)
-
-
-@pytest.fixture
-def machine(tmp_path):
-    return Machine(tmp_path / "journal.db")
 
 
 def change(machine, sql, *values):

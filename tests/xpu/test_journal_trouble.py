@@ -1,6 +1,5 @@
 """Trouble with the journal's file: a run goes on, it is said once, nothing is thrown away."""
 
-import importlib.util
 import logging
 import os
 import sqlite3
@@ -10,24 +9,11 @@ import sys
 import threading
 from pathlib import Path
 
-import pytest
+from supir_xpu.tests.xpu.journal_machine import DEVICE, DRIVER, Machine, crash_with, finish, job
 from supir_xpu.xpu import journal as journal_module
 from supir_xpu.xpu import journal_file
 from supir_xpu.xpu.history import JobSize
 from supir_xpu.xpu.journal import Journal, RunInfo
-
-_spec = importlib.util.spec_from_file_location(
-    "journal_machine", Path(__file__).with_name("journal_machine.py")
-)
-support = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(support)
-DEVICE, DRIVER, Machine = support.DEVICE, support.DRIVER, support.Machine
-job, finish, crash_with = support.job, support.finish, support.crash_with
-
-
-@pytest.fixture
-def machine(tmp_path):
-    return Machine(tmp_path / "journal.db")
 
 
 def use(journal):

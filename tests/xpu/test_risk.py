@@ -1,10 +1,21 @@
 """Every rule below, at and above its threshold."""
 
-import importlib.util
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from supir_xpu.tests.xpu.report_jobs import (
+    ALCHEMIST,
+    B70,
+    GIB,
+    GOOD,
+    GOOD_PROFILE,
+    NOW,
+    PROFILE,
+    QUIET,
+    SMALL,
+    crash,
+    verdict,
+)
 from supir_xpu.xpu.device import DeviceFacts
 from supir_xpu.xpu.device_profiles import bundled_profiles
 from supir_xpu.xpu.history import History, JobSize
@@ -13,22 +24,6 @@ from supir_xpu.xpu.risk import (
     PlanNumbers,
     Waits,
 )
-
-_spec = importlib.util.spec_from_file_location(
-    "report_jobs", Path(__file__).with_name("report_jobs.py")
-)
-report = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(report)
-B70, PROFILE = report.B70, report.PROFILE
-
-NOW, QUIET, GIB, SMALL = report.NOW, report.QUIET, report.GIB, report.SMALL
-GOOD, GOOD_PROFILE, ALCHEMIST, CUDA = (
-    report.GOOD,
-    report.GOOD_PROFILE,
-    report.ALCHEMIST,
-    report.CUDA,
-)
-verdict, crash = report.verdict, report.crash
 
 
 def risk(code, *args, **kwargs):

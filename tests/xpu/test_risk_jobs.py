@@ -1,26 +1,28 @@
 """The jobs of the first crash report, judged; and what no judgement may ever do."""
 
-import importlib.util
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from supir_xpu.tests.xpu.report_jobs import (
+    ALCHEMIST,
+    B70,
+    CUDA,
+    GIB,
+    GOOD,
+    JOBS,
+    NOW,
+    PROFILE,
+    QUIET,
+    crash,
+    report_plan,
+    verdict,
+)
 from supir_xpu.xpu.device import DeviceFacts
 from supir_xpu.xpu.device_profiles import bundled_profiles
 from supir_xpu.xpu.history import History, JobSize
 from supir_xpu.xpu.risk import JudgeSettings, PlanNumbers, Waits, blocks, explain, make_judge
-
-_spec = importlib.util.spec_from_file_location(
-    "report_jobs", Path(__file__).with_name("report_jobs.py")
-)
-report = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(report)
-B70, JOBS, PROFILE, report_plan = report.B70, report.JOBS, report.PROFILE, report.report_plan
-NOW, QUIET, GIB = report.NOW, report.QUIET, report.GIB
-GOOD, ALCHEMIST, CUDA = report.GOOD, report.ALCHEMIST, report.CUDA
-verdict, crash = report.verdict, report.crash
 
 # -- the reported jobs (novelty off) -----------------------------------------------------------
 

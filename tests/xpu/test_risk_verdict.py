@@ -1,12 +1,21 @@
 """What a verdict is made of: scores, seconds, modes, order, and silence on other devices."""
 
-import importlib.util
 import inspect
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from supir_xpu.tests.xpu.report_jobs import (
+    B70,
+    CUDA,
+    GIB,
+    NOW,
+    PROFILE,
+    SMALL,
+    crash,
+    report_plan,
+    verdict,
+)
 from supir_xpu.xpu.errors import RiskBlockedError
 from supir_xpu.xpu.history import History
 from supir_xpu.xpu.risk import (
@@ -22,15 +31,6 @@ from supir_xpu.xpu.risk import (
     rates,
     severity_of,
 )
-
-_spec = importlib.util.spec_from_file_location(
-    "report_jobs", Path(__file__).with_name("report_jobs.py")
-)
-report = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(report)
-B70, PROFILE, report_plan = report.B70, report.PROFILE, report.report_plan
-NOW, GIB, SMALL, CUDA = report.NOW, report.GIB, report.SMALL, report.CUDA
-verdict, crash = report.verdict, report.crash
 
 
 def remembering(*crashes):

@@ -25,6 +25,18 @@ export class PlanWatch extends EventTarget {
     /** @type {AbortController | null} */
     this._request = null;
     this._asked = "";
+    this._away = false;
+  }
+
+  /**
+   * Say whether the server can be reached; while it cannot, nothing is asked.
+   * @param {boolean} there
+   */
+  setConnected(there) {
+    if (there !== this._away) return;
+    this._away = !there;
+    if (there) this.askSoon({ again: true });
+    else this.ask();
   }
 
   /**
@@ -46,6 +58,11 @@ export class PlanWatch extends EventTarget {
     if (!ourNodes().length) {
       this._drop();
       this._set({ reply: null, problem: say("plan.none"), asking: false });
+      return;
+    }
+    if (this._away) {
+      this._drop();
+      this._set({ reply: null, problem: say("plan.unreachable"), asking: false });
       return;
     }
     const body = await this._body();
