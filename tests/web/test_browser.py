@@ -112,14 +112,18 @@ def test_the_server_is_asked_again_when_the_connection_is_back(editor, demo):
     assert reply.value.status == 200
 
 
+@pytest.mark.newest
 def test_the_panel_outlives_the_server(editor, demo):
     editor.load(demo())
     part = editor.panel().locator("[data-section=plan]")
     editor.wait_badge("SUPIR_XPU_FirstStage", "64\u00d748 px")
+    editor.zoom_to("SUPIR_XPU_FirstStage", 1.5)
     editor.server.stop()
-    part.get_by_text("The server does not answer").wait_for()
-    editor.type_into("SUPIR_XPU_FirstStage", "upscale_by", "2")
-    editor.server.restart()
+    try:
+        part.get_by_text("The server does not answer").wait_for()
+        editor.type_into("SUPIR_XPU_FirstStage", "upscale_by", "2")
+    finally:
+        editor.server.restart()
     editor.wait_badge("SUPIR_XPU_FirstStage", "128\u00d796 px")
     editor.watch_run()
     editor.run()
