@@ -19,12 +19,6 @@ from benchmark_table import machine, put_section, section, show
 TOOLS = Path(__file__).resolve().parent
 DOCUMENT = TOOLS.parent / "docs" / "benchmarks.md"
 
-NOTHING_SMALL = """\
-bench --full writes random-weight files of SDXL's and SUPIR's true size to .cache/ (about 10 GB,
-deleted afterwards), restores one 256 x 256 picture with them through the real ComfyUI on the CPU,
-and reports load seconds, seconds per step and peak memory. It takes several minutes and about
-18 GiB of memory. There is no smaller benchmark yet."""
-
 
 def registered(folder: Path = TOOLS) -> list[str]:
     """Names of the small benchmarks, sorted."""
@@ -50,7 +44,7 @@ def main(arguments: list[str]) -> int:
             stream.reconfigure(errors="replace", line_buffering=True)  # pyright: ignore[reportAttributeAccessIssue]
     names = registered()
     parser = argparse.ArgumentParser(prog="run.py bench", description=__doc__)
-    parser.add_argument("names", nargs="*", help=f"which ones: {', '.join(names) or 'none yet'}")
+    parser.add_argument("names", nargs="*", help=f"which ones: {', '.join(names)}")
     parser.add_argument("--full", action="store_true", help="true-size models; heavy")
     parser.add_argument("--write", action="store_true", help="keep the results in docs/")
     options = parser.parse_args(arguments)
@@ -59,8 +53,6 @@ def main(arguments: list[str]) -> int:
         parser.error(f"no such benchmark: {', '.join(unknown)}")
     small = [f"bench_{name}" for name in options.names or names]
     chosen = ["full_size"] if options.full else small
-    if not chosen:
-        print(NOTHING_SMALL)
     for name in chosen:
         try:
             run_one(importlib.import_module(name), options.write)

@@ -95,7 +95,7 @@ def make_graph(folder: Path, restorations: int, nodes: int = NODES) -> dict[str,
 class Request:
     """As much of a web request as the guard reads."""
 
-    method, path = "POST", "/prompt"
+    method, path, charset = "POST", "/prompt", "utf-8"
 
     def __init__(self, body: bytes) -> None:
         self.body = body

@@ -34,8 +34,9 @@ usage: python run.py COMMAND [options]
                         changed; files or folders, in the Python that calls it, nothing set up;
                         --force overwrites, --json prints the report as JSON
   smoke [VERSION ...]   start every ComfyUI version the pack is made for, run one small picture
-  bench [--full] [...]  run the benchmarks; --full: true-size random-weight models, about 10 GB
-                        of scratch disk and 18 GB of memory; --write: into docs/benchmarks.md
+  bench [NAME ...]      run the benchmarks attention, guard, plan, vae, walk, or those named;
+                        --full: true-size random-weight models instead, about 10 GB of scratch
+                        disk and 18 GB of memory; --write: into docs/benchmarks.md
   lint                  ruff and pyright
 
   --comfyui PATH        with demo, test, bench: use the ComfyUI in PATH instead of fetching one

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib
 import json
 from types import SimpleNamespace
 
@@ -334,3 +335,27 @@ def test_missing_widgets_get_their_defaults(full_size):
     required = {"set": ["INT", {"default": 5}], "new": ["INT", {"default": 7}], "socket": ["VAE"]}
     full_size.complete(prompt, {"X": {"input": {"required": required}}})
     assert prompt["a"]["inputs"] == {"set": 1, "new": 7}
+
+
+@pytest.mark.host
+def test_the_guards_benchmark_sends_what_the_guard_reads(tool):
+    import asyncio
+
+    bench = tool("bench_guard")
+    guard = importlib.import_module("supir_xpu.nodes.prompt_guard").guard
+    body = json.dumps({"prompt": {"1": {"class_type": "SUPIR_XPU_Sample", "inputs": {}}}})
+    answer = asyncio.run(guard(bench.Request(body.encode()), bench.passed))
+    assert answer == "queued"
+
+
+@pytest.mark.host
+@pytest.mark.newest
+def test_the_vaes_methods_are_compared_round_by_round(tool):
+    bench = tool("bench_vae")
+    with torch.inference_mode():
+        rows = {row["method"]: row for row in bench.time_methods("decode", 64, 2)}
+    assert rows["untiled"]["lowest to highest"] == "1.000 to 1.000"
+    assert {name: row["rounds"] for name, row in rows.items()} == {
+        "untiled": 2, "striped": 2, "striped+polyphase": 2, "host tiled": 1,
+    }  # fmt: skip
+    assert float(rows["striped"]["max_error"]) < 2e-5 * max(1.0, rows["striped"]["std"])
