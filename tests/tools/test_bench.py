@@ -99,12 +99,6 @@ def test_files_named_bench_are_registered(bench, tmp_path):
     assert bench.registered(tmp_path) == ["a", "b"]
 
 
-def test_without_benchmarks_it_tells_about_full(bench, monkeypatch, capsys):
-    monkeypatch.setattr(bench, "registered", list)
-    assert bench.main([]) == 0
-    assert "--full" in capsys.readouterr().out
-
-
 def test_a_failed_benchmark_is_a_failed_command(bench, tmp_path, monkeypatch, capsys):
     def fail():
         raise RuntimeError("no disk")
