@@ -23,6 +23,8 @@ def ask(url: str, data: Any = None, kind: str = "application/json") -> bytes:
             return answer.read()
     except urllib.error.HTTPError as error:
         raise SystemExit(f"{url}: HTTP {error.code}\n{error.read().decode()}") from error
+    except urllib.error.URLError as error:
+        raise SystemExit(f"{url} does not answer ({error.reason}). Is ComfyUI running?") from error
 
 
 def upload(server: str, path: Path) -> str:
@@ -67,4 +69,7 @@ if __name__ == "__main__":
         raise SystemExit(f"{__doc__}PROMPT.json and PICTURE have to be files that are there.")
     given, found, *rest = sys.argv[1:]
     where, at = [*rest, *["results", "http://127.0.0.1:8188"][len(rest) :]]
-    restore(at, json.loads(Path(given).read_text("utf-8")), Path(found), Path(where))
+    prompt = json.loads(Path(given).read_text("utf-8"))
+    if not all(isinstance(n, dict) and "class_type" in n for n in prompt.values()):
+        raise SystemExit(f"{given} is not in API format: use Workflow, Export (API), or api/ here.")
+    restore(at, prompt, Path(found), Path(where))

@@ -22,6 +22,7 @@ from ..supir.errors import SettingsError
 from ..xpu.device_profiles import ProfileError
 from ..xpu.errors import FactsError
 from .graph import Graph
+from .graph_jobs import JOBS
 from .graph_judging import Change, GraphJudgement, NodeJudgement, judge_graph, suggest
 from .machine import machine
 from .old_prompts import convert_prompt
@@ -38,6 +39,7 @@ MARKS = (b"SUPIR", b"\\u")
 """A body without one of these has no node of ours: names are ASCII, or written with escapes."""
 
 ERROR_TYPE = "supir_xpu_risk"
+SETTINGS_ERROR = "supir_xpu_settings"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -72,6 +74,9 @@ async def check_body(body: object) -> dict[str, Any] | None:
         return None
     data = cast("dict[str, Any]", body)
     prompt, targets = data.get("prompt"), data.get("partial_execution_targets")
+    problem = settings_problem(prompt)
+    if problem:
+        return refused_whole(SETTINGS_ERROR, problem)
     found = await asyncio.to_thread(judge_prompt, prompt, targets)
     graph = read_graph(prompt)
     if found is None or graph is None:
@@ -90,6 +95,32 @@ async def check_body(body: object) -> dict[str, Any] | None:
         return refusal(found, graph)
     warn(found, data.get("client_id"))
     return None
+
+
+def settings_problem(prompt: object) -> str:
+    """Return why no run of this prompt could start, whatever it holds; an empty text if it may.
+
+    A mistake in the user's settings, or facts that contradict each other, fail every compute node.
+    """
+    graph = read_graph(prompt)
+    if graph is None or not any(graph.kind(node_id) in JOBS for node_id in graph.nodes):
+        return ""
+    try:
+        machine()
+    except (SettingsError, ProfileError, FactsError) as e:
+        return str(e)
+    return ""
+
+
+def refused_whole(kind: str, text: str) -> dict[str, Any]:
+    """Return the answer to a prompt that is refused for what is no node's fault."""
+    error = {
+        "type": kind,
+        "message": "SUPIR XPU did not queue this prompt",
+        "details": text,
+        "extra_info": {},
+    }
+    return {"error": error, "node_errors": {}}
 
 
 def judge_prompt(

@@ -24,7 +24,13 @@ from .graph_judging import GraphJudgement
 from .health import no_verdict
 from .journal import deaths_found, forget_crashes, open_journal
 from .machine import Machine, machine, settings_path
-from .prompt_guard import change_dict, judge_prompt, server_instance, suggestion_text
+from .prompt_guard import (
+    SETTINGS_ERROR,
+    change_dict,
+    judge_prompt,
+    server_instance,
+    suggestion_text,
+)
 
 NO_PROMPT = (
     'The body has no prompt ComfyUI could run. Send {"prompt": {...}} with a graph in API format '
@@ -72,7 +78,7 @@ async def post_plan(request: web.Request) -> web.Response:
     try:
         machine()
     except (SettingsError, ProfileError, FactsError) as e:
-        return not_judged("supir_xpu_settings", str(e), editing)
+        return not_judged(SETTINGS_ERROR, str(e), editing)
     found = await asyncio.to_thread(judge_prompt, prompt, targets, with_suggestion=True, plans=True)
     if found is None:
         return not_judged("supir_xpu_no_prompt", NO_PROMPT, editing)
@@ -102,14 +108,19 @@ LOOKS_ONLY = ("SUPIR_XPU_RiskCheck",)
 
 
 def total_dict(found: GraphJudgement) -> dict[str, Any]:
-    """Return the sums over the nodes that will compute, and the severest verdict of all."""
+    """Return the sums over the nodes that will compute, and the severest verdict of all.
+
+    The verdict is ``block`` for what is refused, and ``unknown`` where nothing could be judged.
+    """
     judged = [n.judged.result for n in found.nodes if n.judged and n.kind not in LOOKS_ONLY]
     severities = [n.verdict.severity for n in found.nodes if n.verdict]
+    nothing = "unknown" if found.unknown else "ok"
+    severity = max(severities, key=RANK.__getitem__, default=nothing)
     return {
         "seconds": sum(result.verdict.size.seconds for result in judged),
         "launches": sum(result.plan.launches_total for result in judged),
         "waits_s": sum(result.waits_s for result in judged),
-        "severity": max(severities, key=RANK.__getitem__, default="ok"),
+        "severity": "block" if found.refused else severity,
     }
 
 

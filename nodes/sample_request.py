@@ -102,7 +102,7 @@ def tile_cells(
     if overlap >= tile:
         raise SettingsError(
             f"tile_overlap_px is {overlap_px} and tile_px is {tile_px}, so tiles would not advance. "
-            "Set tile_overlap_px below tile_px; half of it works well."
+            "Set tile_overlap_px below tile_px; a quarter to a half of it works well."
         )
     return tile, overlap
 

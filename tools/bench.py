@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     unknown = sorted(set(options.names) - set(names))
     if unknown:
-        parser.error(f"no such benchmark: {', '.join(unknown)}")
+        parser.error(f"no such benchmark: {', '.join(unknown)}; there are {', '.join(names)}")
     small = [f"bench_{name}" for name in options.names or names]
     chosen = ["full_size"] if options.full else small
     for name in chosen:

@@ -29,6 +29,16 @@ from supir_xpu.xpu import counting
 from supir_xpu.xpu.attention import PlannedAttention, limits_from_facts
 from supir_xpu.xpu.device import DeviceFacts
 
+DESCRIPTION = """\
+Compare attention policies: counted at true size, measured on this processor.
+
+`step` rows count one SDXL + SUPIR sampling step (cond and uncond together, bfloat16) on tensors
+without data: launches; `gb_moved`, what operators read and write; the largest tensor; the most scores
+of one attention call. Policies: *chunk loop* is the first crash report's, *host* ComfyUI's
+sub-quadratic and split attention, *planned* this pack's, where the device has a fused kernel, an
+unknown one, or none (*math*, scores in float32 or half precision). Other rows are processor seconds
+here; `ours_to_this` is the pack's time over that policy's. Nothing says how fast a GPU is."""
+
 LATENTS = ((64, 64), (168, 168), (184, 184), (240, 352), (368, 368))
 WORKSPACE_MIB = 2048
 FREE_MIB = 8192

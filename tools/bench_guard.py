@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
+import logging
 import statistics
 import sys
 import tempfile
@@ -138,6 +139,7 @@ def module(name: str) -> Any:
 def run() -> list[Row]:
     """Measure everything; one row per figure."""
     load_with_host("supir.striped")
+    logging.getLogger("supir_xpu").setLevel(logging.ERROR)  # warnings are part of the work, once
     import folder_paths
     from supir_xpu.nodes import NODES as OURS
     from supir_xpu.xpu.device import facts_from_mapping

@@ -14,7 +14,8 @@ from typing import Any
 HEADLINE = """\
 # Benchmarks
 
-Each section is written by `python run.py bench`, on the machine it names.
+Each section is written by `python run.py bench NAME --write` (*Full size*: `bench --full --write`), on
+the machine it names.
 """
 
 

@@ -42,7 +42,8 @@ usage: python run.py COMMAND [options]
   --comfyui PATH        with demo, test, bench: use the ComfyUI in PATH instead of fetching one
   --host VERSION        with test: only on this version of ComfyUI, e.g. 0.16.3
 
-The first call makes .venv/ and .cache/ in this folder (several GB); nothing else is touched.
+The first call that needs them makes .venv/ and .cache/ in this folder (several GB); demo, stress and
+the browser tests write to output/; nothing else is touched.
 """
 
 PYTEST = "import sys; sys.path.pop(0); import pytest; sys.exit(pytest.main())"

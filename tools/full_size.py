@@ -62,7 +62,9 @@ words, levels from the table, control 1, restore_cfg 4, cfg 4. *ComfyUI* is `Mod
 pairs' ratios, with the lowest and highest. The first step includes getting the weights ready. CPU
 seconds are of the server process, all threads. Peak memory is its resident maximum, file mappings
 included. A machine's speed drifts between two servers by more than the sides differ, so the last rows
-measure steps of both sides in turn in one process on one SDXL: that ratio says which is faster."""
+measure steps of both sides in turn in one process on one SDXL. The median of the pairs' ratios is not
+the ratio of the medians, as the machine's speed drifts over the pairs too. The latents' difference is
+relative to the largest value."""
 
 
 class FullSizeError(RuntimeError):

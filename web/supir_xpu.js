@@ -22,6 +22,10 @@ let panel = null;
 
 /** Set the widgets to the safe plan the server named, and ask it again. */
 async function applySafePlan() {
+  if (plan.state.asking) {
+    announce("info", say("plan.asking"));
+    return;
+  }
   const changes = plan.state.reply?.safe_plan ?? [];
   if (!changes.length) {
     announce("info", say("apply.nothing"));
@@ -63,7 +67,7 @@ app.registerExtension({
   },
 
   afterConfigureGraph() {
-    plan.askSoon();
+    plan.restart();
   },
 
   async setup() {

@@ -120,7 +120,7 @@ FAULT_TABLE: tuple[Fault, ...] = (
           advice="End the process; results are already saved."),
     Fault(33, "NAN_AFTER_RELEASE", r"all values are NaN after empty_cache",
           "memory was corrupted when cached blocks were released", "silent",
-          advice="Use torch 2.11, or keep the model loaded between runs."),
+          advice="Use torch 2.11 or newer, or keep the model loaded between runs."),
     Fault(37, "NON_FINITE", r"NaN or infinite values",
           "numbers left the range of the dtype", "silent", ("dtype",),
           "Run the VAE in bfloat16 or float32."),

@@ -108,7 +108,10 @@ def _torch_facts(bench: Bench) -> Numbers:
 def _count(bench: Bench) -> Numbers:
     device = bench.device
     if not device.is_compiled():
-        return {"devices": 0, "skipped": "this torch was built without XPU support"}
+        return {
+            "devices": 0,
+            "skipped": "this torch was built without XPU support (for an Intel GPU, install the build from https://download.pytorch.org/whl/xpu)",
+        }
     devices = device.count()
     if devices == 0:
         device.start()  # raises the runtime's own reason, if it has one

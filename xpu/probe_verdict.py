@@ -231,7 +231,7 @@ def _silence(case: _Case) -> Verdict | None:
             return Verdict(
                 "degraded", "workaround",
                 f"{name}; it works {_WAY_WORDS[check.workaround]}, and is run that way.",
-                "Keep models loaded between runs; use torch 2.11 if it happens in a run.",
+                "Keep models loaded between runs; use torch 2.11 or newer if it happens in a run.",
                 workarounds={"silence": check.workaround},
             )  # fmt: skip
         error = float(check.numbers.get("error", 1.0))

@@ -36,7 +36,7 @@ CODES: dict[str, str] = {
     "XPU_LAUNCHES": "planned launches; 1 from 150 000, 2 from 600 000, 3 from 1 000 000",
     "XPU_BUSY_TIME": "predicted busy time; 1 from 2 min, 2 from 6 min, 3 from 20 min",
     "XPU_VAE_TILE": "VAE tile of 1024 px or more, or a whole VAE pass above 1 Mpix; 2 points",
-    "XPU_OUTPUT_SIZE": "untiled chunk-looped run: warns from 1792 px or 4 Mpix, blocks above 2048/5",
+    "XPU_OUTPUT_SIZE": "untiled chunk-looped run: warns from 1792 px or 4 Mpix, blocks above 2048 px or 5 Mpix",
     "XPU_SCORES": "more than 2^30 float32 attention scores at once hang the device; blocks",
     "XPU_ALLOC_LIMIT": "one tensor of 4 GiB or more; blocks on Alchemist, warns elsewhere",
     "XPU_GAP": "too soon after the last job: 3 points; after a heavy one within 30 s: 1 point",

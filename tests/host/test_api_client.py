@@ -65,3 +65,16 @@ def test_the_answers_have_the_keys_the_page_names(server, workflow, make_picture
     answer = server.post("/supir_xpu/plan", {"prompt": workflow.prompt}).json()
     assert set(answer) >= {"refused", "nodes", "size_unknown", "suggestion", "suggestion_text"}
     assert set(answer["total"]) >= {"seconds", "launches", "severity"}
+
+
+def test_files_of_the_wrong_format_and_silent_servers_are_said_in_a_line(make_picture, tmp_path):
+    picture = make_picture(8, 8)
+    example = ROOT / "example_workflows" / "demo_restore.json"
+    for prompt, words in (
+        (example, "not in API format"),
+        (ROOT / "example_workflows" / "api" / "demo_restore.json", "does not answer"),
+    ):
+        done = call(prompt, picture, tmp_path, "http://127.0.0.1:9")
+        assert done.returncode == 1
+        assert words in done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1

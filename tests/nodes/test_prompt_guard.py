@@ -342,6 +342,19 @@ def test_what_had_to_be_assumed_never_refuses(pack, pictures, b70):
     assert (ids, found.unknown) == ([], ["u"])
 
 
+@pytest.mark.parametrize(
+    ("changes", "severity"),
+    [
+        ({"by": ["0", 0]}, "unknown"),
+        ({"tile_px": 256, "tile_overlap_px": 256}, "block"),
+        ({}, "ok"),
+    ],
+)
+def test_the_total_is_ok_only_where_something_was_judged(pack, pictures, changes, severity):
+    found = pack.prompt_guard.judge_prompt(upscale(**changes), None, plans=True)
+    assert pack.prompt_routes.plan_dict(found)["total"]["severity"] == severity
+
+
 def test_settings_that_cannot_work_are_refused_on_every_device(pack, pictures):
     Image.new("RGB", (3000, 10)).save(pictures / "wide.png")
     for prompt, name in (
@@ -626,3 +639,15 @@ def test_a_graph_that_cannot_be_judged_yet_is_no_error_to_an_editor(
 )
 def test_folders_whose_web_files_comfyui_does_not_serve_are_known(pack, folder, served):
     assert importlib.import_module("supir_xpu.nodes.host").serves_web_files(folder) is served
+
+
+def test_a_mistake_in_the_settings_refuses_the_prompt_at_the_door(pack, pictures, monkeypatch):
+    def wrong():
+        raise pack.prompt_guard.SettingsError("guard_core is 'blok'; set it to warn or block.")
+
+    monkeypatch.setattr(pack.prompt_guard, "machine", wrong)
+    answer = asyncio.run(pack.prompt_guard.check_body({"prompt": upscale()}))
+    assert answer["error"]["type"] == "supir_xpu_settings"
+    assert "blok" in answer["error"]["details"]
+    other = {"out": {"class_type": "SaveImage", "inputs": {"images": ["0", 0]}}, **chain()}
+    assert asyncio.run(pack.prompt_guard.check_body({"prompt": other})) is None

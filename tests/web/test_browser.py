@@ -112,6 +112,60 @@ def test_the_server_is_asked_again_when_the_connection_is_back(editor, demo):
     assert reply.value.status == 200
 
 
+def test_a_connected_input_is_not_said_to_be_set(editor, demo):
+    editor.load(demo(steps=MANY_STEPS))
+    editor.wait_badge("SUPIR_XPU_Sample", "blocked")
+    editor.page.evaluate(
+        """() => {
+          const sample = app.graph.nodes.find((n) => n.type === 'SUPIR_XPU_Sample');
+          const source = LiteGraph.createNode('PrimitiveNode');
+          app.graph.add(source);
+          const slot = sample.inputs.findIndex((i) => (i.widget?.name ?? i.name) === 'steps');
+          source.connect(0, sample, slot);
+          return app.extensionManager.command.execute('SupirXpu.CheckPlan');
+        }"""
+    )
+    part = editor.panel().locator(".safe-plan")
+    part.get_by_text("steps (connected)").wait_for()
+    apply = part.get_by_role("button", name="Apply the safe plan")
+    assert apply.is_disabled()
+    editor.page.evaluate("() => app.extensionManager.command.execute('SupirXpu.ApplySafePlan')")
+    editor.toast("Not set")
+    assert editor.widget("SUPIR_XPU_Sample", "steps") == MANY_STEPS
+
+
+def test_another_graph_is_not_shown_the_plan_of_the_one_before(editor, demo):
+    editor.load(demo(steps=MANY_STEPS))
+    editor.wait_badge("SUPIR_XPU_Sample", "blocked")
+    apply = editor.panel().get_by_role("button", name="Apply the safe plan")
+    apply.wait_for()
+    held = []
+
+    def hold(route):
+        held.append(route)
+
+    editor.page.route("**/supir_xpu/plan", hold)
+    try:
+        with editor.page.expect_request("**/supir_xpu/plan"):
+            editor.load(demo())
+        assert "blocked" not in editor.badges("SUPIR_XPU_Sample")
+        apply.wait_for(state="detached")
+    finally:
+        for route in held:
+            route.continue_()
+        editor.page.unroute("**/supir_xpu/plan")
+    editor.wait_badge("SUPIR_XPU_Sample", "risky")
+
+
+def test_a_graph_of_unknown_size_is_not_called_safe(editor, demo):
+    workflow = demo()
+    image = next(n for n in workflow["nodes"] if n["type"] == "LoadImage")
+    image["widgets_values"][0] = "not there.png"
+    editor.load(workflow)
+    verdict = editor.panel().locator(".verdict")
+    verdict.get_by_text("not known").wait_for()
+
+
 @pytest.mark.newest
 def test_the_panel_outlives_the_server(editor, demo):
     editor.load(demo())

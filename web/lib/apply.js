@@ -1,6 +1,6 @@
 /** Setting widgets to values the server named. */
 import { app } from "../../../scripts/app.js";
-import { findNode } from "./graph_nodes.js";
+import { findNode, isConnected } from "./graph_nodes.js";
 
 /**
  * @typedef {{node_id: string, input_name: string, value: any}} Change
@@ -9,7 +9,7 @@ import { findNode } from "./graph_nodes.js";
 /**
  * Set widgets as a user would, in one step that can be undone.
  * @param {Change[]} changes
- * @returns {Change[]} those whose widget was not found
+ * @returns {Change[]} those whose widget was not found, or takes its value from a connection
  */
 export function applyChanges(changes) {
   const missed = changes.filter((change) => !setWidget(change));
@@ -22,12 +22,12 @@ export function applyChanges(changes) {
 
 /**
  * @param {Change} change
- * @returns {boolean} whether there was such a widget
+ * @returns {boolean} whether there was such a widget, and it counts
  */
 function setWidget({ node_id, input_name, value }) {
   const node = findNode(node_id);
   const widget = node?.widgets?.find((/** @type {any} */ w) => w.name === input_name);
-  if (!widget) return false;
+  if (!widget || isConnected(node, input_name)) return false;
   const before = widget.value;
   widget.value = value;
   widget.callback?.(value, app.canvas, node, node.pos);

@@ -57,6 +57,15 @@ function send(body) {
 }
 
 /**
+ * @param {any} prompt in API format, or the body of a request that queues one
+ * @returns {any} the nodes by id
+ */
+function bareGraph(prompt) {
+  const inner = prompt.prompt;
+  return inner && typeof inner === "object" && !inner.class_type ? inner : prompt;
+}
+
+/**
  * @param {File} file
  * @param {HTMLElement} report where what was done is told
  */
@@ -71,7 +80,7 @@ async function convertFile(file, report) {
     }
     report.replaceChildren(make("p", {}, reply.report?.text ?? ""));
     const name = file.name.replace(/\.json$/i, "");
-    if (reply.report?.format === "prompt") await app.loadApiJson(reply.workflow, name);
+    if (reply.report?.format === "prompt") await app.loadApiJson(bareGraph(reply.workflow), name);
     else await app.loadGraphData(reply.workflow, true, true, name);
     announce("success", say("convert.done", { name: file.name }));
   } catch (error) {

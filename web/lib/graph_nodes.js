@@ -49,6 +49,16 @@ export function findNode(id) {
 }
 
 /**
+ * @param {any} node
+ * @param {string} name of a widget
+ * @returns {boolean} whether its value comes over a link, so that the widget's own does not count
+ */
+export function isConnected(node, name) {
+  const inputs = node?.inputs ?? [];
+  return inputs.some((/** @type {any} */ i) => (i.widget?.name ?? i.name) === name && i.link != null);
+}
+
+/**
  * @param {string} id
  * @param {string} otherwise
  * @returns {string} the title of a node

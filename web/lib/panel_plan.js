@@ -2,8 +2,13 @@
 import { factsText, levelOf, verdictWord } from "./badges.js";
 import { list, make, section } from "./dom.js";
 import { about, duration, gib, whole } from "./format.js";
-import { findNode, showNode, titleOf } from "./graph_nodes.js";
+import { findNode, isConnected, showNode, titleOf } from "./graph_nodes.js";
 import { language, say } from "./words.js";
+
+/** What is said of a run by the severest verdict of its nodes. @type {Record<string, string>} */
+const DETAILS = {
+  ok: "plan.ok", warn: "plan.warn", block: "plan.block", unknown: "plan.unknown_all",
+}; // prettier-ignore
 
 /**
  * @param {import("./plan_watch.js").PlanState} state
@@ -22,16 +27,17 @@ export function planPart(state, actions) {
     return section("plan", say("plan.title"), make("p", { role: "status" }, text), again);
   }
   const nodes = Object.values(reply.nodes);
+  const known = reply.total.severity !== "unknown";
   return section(
     "plan",
     say("plan.title"),
     verdict(reply),
-    totals(reply),
-    safePlan(reply.safe_plan ?? [], actions.apply),
+    known ? totals(reply) : null,
+    unknownSizes(reply.size_unknown ?? []),
+    safePlan(reply.safe_plan ?? [], actions.apply, state.asking),
     ...gravestOfEach(nodes).map(riskPart),
     make("h4", {}, say("plan.nodes")),
     ...nodes.map(nodePart),
-    unknownSizes(reply.size_unknown ?? []),
     again,
   );
 }
@@ -43,7 +49,7 @@ export function planPart(state, actions) {
 function verdict(reply) {
   const level = reply.refused ? "block" : reply.total.severity;
   const word = reply.refused ? say("verdict.refused") : say(`verdict.${level}`);
-  const detail = say(reply.refused ? "plan.refused" : `plan.${level}`);
+  const detail = say(reply.refused ? "plan.refused" : DETAILS[level]);
   return make(
     "p",
     { className: "verdict", "data-level": level, role: "status" },
@@ -67,15 +73,20 @@ function totals({ total }) {
 /**
  * @param {import("./apply.js").Change[]} changes
  * @param {() => void} apply
+ * @param {boolean} asking whether a newer answer is under way
  * @returns {HTMLElement | null}
  */
-function safePlan(changes, apply) {
+function safePlan(changes, apply, asking) {
   if (!changes.length) return null;
-  const lines = changes.map(({ node_id, input_name, value }) => {
+  const connected = changes.filter((change) => isConnected(findNode(change.node_id), change.input_name));
+  const lines = changes.map((change) => {
+    const { node_id, input_name, value } = change;
     const widget = findNode(node_id)?.widgets?.find((/** @type {any} */ w) => w.name === input_name);
-    const before = widget ? `${widget.value} \u2192 ` : "";
+    const linked = connected.includes(change);
+    const before = linked ? `(${say("apply.connected")}) \u2192 ` : widget ? `${widget.value} \u2192 ` : "";
     return make("li", {}, `${titleOf(node_id, node_id)}: ${input_name} ${before}${value}`);
   });
+  const disabled = asking || connected.length === changes.length;
   return make(
     "div",
     { className: "safe-plan" },
@@ -83,7 +94,7 @@ function safePlan(changes, apply) {
     make("ul", {}, ...lines),
     make(
       "button",
-      { type: "button", className: "primary", onclick: apply, "data-key": "apply" },
+      { type: "button", className: "primary", onclick: apply, disabled, "data-key": "apply" },
       say("apply.button"),
     ),
   );

@@ -39,6 +39,13 @@ export class PlanWatch extends EventTarget {
     else this.ask();
   }
 
+  /** Another graph is on screen: what was said of the one before does not hold for it. */
+  restart() {
+    this._drop();
+    this._set({ reply: null, problem: "", asking: true });
+    this.askSoon();
+  }
+
   /**
    * Ask when editing pauses.
    * @param {{again?: boolean}} [options] again: even if the graph is the same
@@ -66,7 +73,10 @@ export class PlanWatch extends EventTarget {
       return;
     }
     const body = await this._body();
-    if (body === null) return;
+    if (body === null) {
+      this._set({ ...this.state, asking: false });
+      return;
+    }
     if (body === this._asked && !again) {
       this._set(this.state); // the same graph, but its nodes may be new objects
       return;

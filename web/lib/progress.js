@@ -46,7 +46,8 @@ export class RunProgress extends EventTarget {
     );
     api.addEventListener("progress", (/** @type {any} */ e) => this._step(e.detail));
     for (const name of [
-      "execution_start", "execution_success", "execution_error", "execution_interrupted",
+      "execution_start", "executing", "execution_success", "execution_error",
+      "execution_interrupted",
     ]) {
       api.addEventListener(name, () => this.reset());
     } // prettier-ignore
