@@ -15,6 +15,7 @@ from .sampling import (
     move_seed,
     move_tiles,
     move_typed_caption,
+    note_lost_caption,
 )
 from .values import Values
 
@@ -80,6 +81,7 @@ def conditioner(rewrite: Rewrite, node: Node, values: Values) -> None:
     values.move(new, "positive", "positive_prompt")
     values.move(new, "negative", "negative_prompt")
     if captions is None:
+        note_lost_caption(values)
         move_typed_caption(values, new)
     else:
         text = "and the prompt are parted by a comma here; there they were joined without one."
@@ -112,11 +114,12 @@ def sample(rewrite: Rewrite, node: Node, values: Values) -> None:
         values.move(new, field_name, name)
     move_restore(values, new, "restore_cfg")
     check_ramp(values, new, "control_scale_start")
-    if not (tiled and _linked_tiles(rewrite, new, node, values)):
-        move_tiles(values, new, tiled)
+    keep = tiled or (tiled is None and values.given("sampler_tile_size"))
+    if not (keep and _linked_tiles(rewrite, new, node, values)):
+        move_tiles(values, new, keep)
     values.without_equal("keep_model_loaded", why=KEEP)
     values.note("converted", "", "is SUPIR Sample now.")
-    if not tiled:
+    if tiled is False:
         values.without_equal(
             *("sampler_tile_size", "sampler_tile_stride"),
             why="The chosen sampler did not tile, so it had no effect.",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from . import prompt_format, workflow_format
+from . import prompt_format, subgraphs, workflow_format
 from .errors import MigrateError
 from .flow import Flow, whole
 from .old_nodes import OLD_NODES
@@ -40,15 +41,61 @@ def convert(data: object) -> Converted:
 
 
 def _convert(given: dict[str, Any]) -> Converted:
-    if workflow_format.is_workflow(given):
-        return _convert_workflow(copy.deepcopy(given))
-    wrapped = given.get("prompt")
-    if isinstance(wrapped, dict) and prompt_format.is_prompt(wrapped):
-        inner = _convert_prompt(cast("dict[str, Any]", copy.deepcopy(wrapped)))
-        return Converted({**copy.deepcopy(given), "prompt": inner.workflow}, inner.report)
-    if prompt_format.is_prompt(given):
-        return _convert_prompt(copy.deepcopy(given))
-    raise MigrateError("not_a_workflow", f"This JSON object {EXPECTED}")
+    odd: list[str] = []
+    data = _finite(given, "", odd)
+    wrapped = data.get("prompt")
+    if workflow_format.is_workflow(data):
+        done = _convert_workflow(data)
+    elif isinstance(wrapped, dict) and prompt_format.is_prompt(wrapped):
+        inner = _convert_prompt(cast("dict[str, Any]", wrapped))
+        done = Converted({**data, "prompt": inner.workflow}, inner.report)
+        _note_embedded(data, done.report)
+    elif prompt_format.is_prompt(data):
+        done = _convert_prompt(data)
+    else:
+        raise MigrateError("not_a_workflow", f"This JSON object {EXPECTED}")
+    if odd:
+        text = (
+            f"{len(odd)} value(s) were NaN or infinite, which JSON does not have; null stands there "
+            f"now. Set them: {', '.join(odd[:MOST_NAMED])}{', ...' if len(odd) > MOST_NAMED else ''}."
+        )
+        done.report.add("to_do", text)
+    return done
+
+
+MOST_NAMED = 5
+"""Positions that one entry of the report names."""
+
+
+def _finite(value: Any, where: str, odd: list[str]) -> Any:
+    """Return a copy with null for what JSON has no number for; ``odd`` gets its positions."""
+    if isinstance(value, dict):
+        pairs = cast("dict[str, Any]", value).items()
+        return {k: _finite(v, f"{where}.{k}" if where else str(k), odd) for k, v in pairs}
+    if isinstance(value, list):
+        items = enumerate(cast("list[Any]", value))
+        return [_finite(v, f"{where}.{k}" if where else str(k), odd) for k, v in items]
+    if isinstance(value, float) and not math.isfinite(value):
+        odd.append(where)
+        return None
+    return copy.deepcopy(value)
+
+
+def _note_embedded(body: dict[str, Any], report: Report) -> None:
+    """Note a workflow that a request carries for the files it saves: it is not what runs."""
+    found: Any = body
+    for key in ("extra_data", "extra_pnginfo", "workflow"):
+        found = cast("dict[str, Any]", found).get(key) if isinstance(found, dict) else None
+    if not isinstance(found, dict) or not workflow_format.is_workflow(found):
+        return
+    every = [node for graph in workflow_format.graphs(found) for node in graph["nodes"]]
+    count = sum(node["type"] in OLD_NODES for node in every)
+    if count:
+        text = (
+            f"holds a workflow with {count} old node(s), which ComfyUI writes into the saved pictures. "
+            "It stays as it is: convert the workflow's own file and send that."
+        )
+        report.add("ignored", text, name="extra_pnginfo")
 
 
 EXPECTED = (
@@ -84,10 +131,21 @@ def _convert_workflow(workflow: dict[str, Any]) -> Converted:
     _require([flow for _, flow, _ in read], workflow_format.grouped_old_nodes(workflow))
     every = {node_id: None for _, flow, _ in read for node_id in flow.nodes}
     ids = _counter(every, whole(workflow.get("last_node_id")))
+    moved: dict[str, subgraphs.Moved] = {}
+    old: dict[str, dict[str, str]] = {}
     for graph, flow, extra in read:
-        if old_nodes_in({i: n.kind for i, n in flow.nodes.items()}):
-            Rewrite(flow, report, extra, ids).run()
+        kinds = {i: n.kind for i, n in flow.nodes.items()}
+        here = {i: kinds[i] for i in old_nodes_in(kinds)}
+        if here:
+            rewrite = Rewrite(flow, report, extra, ids)
+            rewrite.run()
             workflow_format.write(graph, flow)
+            subgraphs.number_ends(graph)
+            moved[str(graph.get("id"))], old[str(graph.get("id"))] = rewrite.moved, here
+    for graph, _, _ in read:
+        subgraphs.rename_shown(graph["nodes"], moved, old, report)
+    numbers = [n.id for _, flow, _ in read for n in flow.nodes.values()]
+    subgraphs.raise_last_id(workflow, workflow_format.largest_id(numbers))
     grouped = workflow_format.grouped_old_nodes(workflow)
     if grouped:
         text = (
@@ -126,8 +184,7 @@ def _require(flows: list[Flow], grouped: int = 0) -> None:
 
 def _counter(taken: Mapping[str, Any], last: int = 0) -> Callable[[], str]:
     """Return a function that gives node ids nothing has."""
-    numbers = [int(i) for i in taken if i.isdecimal() and len(i) < 16]
-    state = [max([last, *numbers], default=0)]
+    state = [max(last, workflow_format.largest_id(taken))]
 
     def next_id() -> str:
         state[0] += 1

@@ -75,11 +75,15 @@ class Exit:
 
 @dataclass
 class Flow:
-    """A graph. ``passed`` collects the passing nodes that links were followed through."""
+    """A graph. ``passed`` collects the passing nodes that links were followed through.
+
+    ``constants`` collects the nodes whose constant was taken.
+    """
 
     nodes: dict[str, Node]
     exits: list[Exit] = field(default_factory=list[Exit])
     passed: set[str] = field(default_factory=set[str])
+    constants: set[str] = field(default_factory=set[str])
 
     def follow(self, source: Source) -> Source:
         """Return where a link really comes from, through nodes that only pass it on."""
@@ -105,17 +109,28 @@ class Flow:
         if node is None or not node.kind.startswith("Primitive"):
             return False, None
         if "value" in node.values:
+            self.constants.add(node.id)
             return True, node.values["value"]
         stored = node.widgets
         if isinstance(stored, list) and stored:
+            self.constants.add(node.id)
             if node.kind == FRONT_END_CONSTANT:
                 self.passed.add(node.id)
             return True, stored[0]
         return False, None
 
-    def prune(self) -> list[str]:
-        """Remove the passing nodes that were followed and that nothing reads now."""
-        gone: list[str] = []
+    def type_of(self, source: Source) -> str | None:
+        """Return the stored type of an output, or None where it is not known (API prompts)."""
+        node = self.nodes.get(source.node)
+        outputs: Any = None if node is None else node.raw.get("outputs")
+        if not isinstance(outputs, list) or source.slot >= len(outputs):
+            return None
+        kind = outputs[source.slot].get("type")
+        return kind if isinstance(kind, str) else None
+
+    def prune(self) -> list[Node]:
+        """Remove the passing nodes that were followed and that nothing reads now; return them."""
+        gone: list[Node] = []
         while True:
             read = {s.node for n in self.nodes.values() for s in n.links.values()}
             read |= {leaving.source.node for leaving in self.exits}
@@ -130,9 +145,7 @@ class Flow:
             ]
             if not idle:
                 return gone
-            for node_id in idle:
-                del self.nodes[node_id]
-            gone += idle
+            gone += [self.nodes.pop(node_id) for node_id in idle]
 
     def _behind(self, node: Node, slot: int) -> Source | None:
         if node.kind in REROUTES or node.kind in SETTERS:

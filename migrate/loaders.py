@@ -17,14 +17,20 @@ def load_supir(rewrite: Rewrite, node: Node, values: Values) -> Source:
     """Put Load SUPIR in a loader's place; return its output."""
     new = rewrite.instead("SUPIR_XPU_LoadSUPIR", node)
     values.move(new, "supir_name", "supir_model")
+    rewrite.need_file(new, "supir_name", node)
     values.without_equal("fp8_unet", "diffusion_dtype", "high_vram", why=PRECISION)
     values.note("converted", "", "is Load SUPIR now; nodes get MODEL, CLIP and VAE themselves.")
     return Source(new.id, 0)
 
 
+def given_by(rewrite: Rewrite, node: Node, name: str) -> Source | None:
+    """Return what a loader was given, in the new graph."""
+    return rewrite.new_source(rewrite.flow.origin(node, name))
+
+
 def loader_v2(rewrite: Rewrite, node: Node, values: Values) -> None:
     """Take apart a loader that was given MODEL, CLIP and VAE."""
-    given = {name: rewrite.flow.origin(node, name) for name in ("model", "clip", "vae")}
+    given = {name: given_by(rewrite, node, name) for name in ("model", "clip", "vae")}
     rewrite.parts[node.id] = Parts(**given, supir=load_supir(rewrite, node, values))
 
 
@@ -44,6 +50,7 @@ def loader_v2_clip(rewrite: Rewrite, node: Node, values: Values) -> None:
             both.values[f"clip_name{place}"] = _file_of(loader)
             if "clip_name" in loader.links:
                 both.links[f"clip_name{place}"] = loader.links["clip_name"]
+            rewrite.need_file(both, f"clip_name{place}", node)
         clip = Source(both.id, 0)
         rewrite.droppable.update(files)
         text = f"and clip_g are loaded by one DualCLIPLoader (node {both.id}, type sdxl) now."
@@ -51,7 +58,7 @@ def loader_v2_clip(rewrite: Rewrite, node: Node, values: Values) -> None:
     else:
         text = "and clip_g do not come from two Load CLIP nodes. Connect a CLIP that holds both to clip."
         values.note("to_do", "clip_l", text)
-    given = {name: rewrite.flow.origin(node, name) for name in ("model", "vae")}
+    given = {name: given_by(rewrite, node, name) for name in ("model", "vae")}
     supir = load_supir(rewrite, node, values)
     rewrite.parts[node.id] = Parts(given["model"], clip, given["vae"], supir)
 
@@ -68,7 +75,7 @@ def _file_of(loader: Node) -> str:
 
 def loader_legacy(rewrite: Rewrite, node: Node, values: Values) -> None:
     """Take apart the loader that read the SDXL checkpoint by itself."""
-    given = {name: rewrite.flow.origin(node, name) for name in ("model", "clip", "vae")}
+    given = {name: given_by(rewrite, node, name) for name in ("model", "clip", "vae")}
     if any(source is None for source in given.values()):
         base = checkpoint_of(rewrite, node, values, dy=120)
         given = {
@@ -85,6 +92,8 @@ def checkpoint_of(rewrite: Rewrite, node: Node, values: Values, dy: float) -> No
         values.move(base, "ckpt_name", "sdxl_model")
     else:
         base = rewrite.checkpoint(values.get("sdxl_model"), node, dy)
+        values.moved["sdxl_model"] = (base.id, "ckpt_name")
+    rewrite.need_file(base, "ckpt_name", node)
     text = f"is loaded by Load Checkpoint (node {base.id}) now."
     values.note("converted", "sdxl_model", text)
     return base

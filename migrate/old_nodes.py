@@ -23,6 +23,8 @@ CONTROLS = ("fixed", "randomize", "increment", "decrement")
 """What the front end stores behind a seed: what becomes of it after a run."""
 
 SEED_CONTROL = "control_after_generate"
+WEIGHTS = (".safetensors", ".sft", ".ckpt", ".pt", ".pt2", ".pth", ".bin", ".pkl")
+"""Endings of the files ComfyUI lists as checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ OLD_NODES: dict[str, OldNode] = {
             _STEPS,
             Widget("cfg_scale_start", "float", 4.0),
             Widget("cfg_scale_end", "float", 4.0),
-            Widget("EDM_s_churn", "float", 5),
+            Widget("EDM_s_churn", "int", 5),
             _S_NOISE,
             Widget("DPMPP_eta", "float", 1.0),
             Widget("control_scale_start", "float", 1.0),
@@ -137,7 +139,7 @@ OLD_NODES: dict[str, OldNode] = {
             Widget("cfg_scale", "float", 4.0),
             Widget("a_prompt", "text", POSITIVE),
             Widget("n_prompt", "text", NEGATIVE),
-            Widget("s_churn", "float", 5),
+            Widget("s_churn", "int", 5),
             _S_NOISE,
             Widget("control_scale", "float", 1.0),
             Widget("cfg_scale_start", "float", 4.0),
@@ -161,6 +163,20 @@ OLD_NODES: dict[str, OldNode] = {
         10,
     ),
 }
+TITLES = {
+    "SUPIR_model_loader_v2": "SUPIR Model Loader (v2)",
+    "SUPIR_model_loader_v2_clip": "SUPIR Model Loader (v2) (Clip)",
+    "SUPIR_model_loader": "SUPIR Model Loader (Legacy)",
+    "SUPIR_first_stage": "SUPIR First Stage (Denoiser)",
+    "SUPIR_encode": "SUPIR Encode",
+    "SUPIR_conditioner": "SUPIR Conditioner",
+    "SUPIR_sample": "SUPIR Sampler",
+    "SUPIR_decode": "SUPIR Decode",
+    "SUPIR_tiles": "SUPIR Tiles Preview",
+    "SUPIR_Upscale": "SUPIR Upscale (Legacy)",
+}
+"""What the front end shows over each of them, and writes where the user chose no title."""
+
 LOADERS = ("SUPIR_model_loader_v2", "SUPIR_model_loader_v2_clip", "SUPIR_model_loader")
 
 
@@ -188,13 +204,21 @@ def read_values(kind: str, stored: object) -> Stored:
         values[SEED_CONTROL] = row.pop(seed + 1)
     names = layout_of(kind, row)
     if names is None:
-        return Stored({}, [("widgets_values", stored)])
+        files = {w.name: v for w, v in zip(old.widgets[:2], row, strict=False) if _is_file(v)}
+        if len(files) < 2:
+            return Stored({}, [("widgets_values", stored)])
+        return Stored(files, [("widgets_values", stored[2:])])
     values.update(zip(names, row, strict=False))
     left = [(f"value {k + 1}", row[k]) for k in range(len(names), len(row))]
     xformers = values.pop("use_xformers", None)
     if xformers is not None:
         left.append(("use_xformers", xformers))
     return Stored(values, left)
+
+
+def _is_file(value: object) -> bool:
+    """Say whether a stored value is the name of a file with weights."""
+    return isinstance(value, str) and value.lower().endswith(WEIGHTS)
 
 
 def layout_of(kind: str, row: list[Any]) -> list[str] | None:

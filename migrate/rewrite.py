@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .flow import Flow, Node, Source
+from .flow import BYPASSED, Flow, Node, Source
 from .new_nodes import NEW_NODES
-from .old_nodes import LOADERS, OLD_NODES
+from .old_nodes import LOADERS, OLD_NODES, TITLES
 from .report import Report
 from .values import Values
 
@@ -45,7 +45,11 @@ class Parts:
 
 
 class Rewrite:
-    """One graph on its way. ``flow`` is read as it was until ``run`` puts the new nodes in."""
+    """One graph on its way. ``flow`` is read as it was until ``run`` puts the new nodes in.
+
+    Attributes:
+        moved: (old node id, input) whose value a new node has now: (its id, its input).
+    """
 
     def __init__(
         self, flow: Flow, report: Report, extra: Extra, next_id: Callable[[], str]
@@ -57,18 +61,22 @@ class Rewrite:
         self.checkpoints: dict[str, Node] = {}
         self.supir_files: dict[str, Node] = {}
         self.droppable: set[str] = set()
+        self.read_before: set[str] = set()
+        self.moved: dict[tuple[str, str], tuple[str, str]] = {}
 
     def run(self) -> None:
         """Replace every old node and rewire every link to one."""
         from . import chain, loaders, upscale  # the handlers use this class
 
         handlers = {**loaders.HANDLERS, **chain.HANDLERS, **upscale.HANDLERS}
+        self.read_before = self._read()
         old = [node for node in self.flow.nodes.values() if node.kind in OLD_NODES]
         old.sort(key=lambda node: list(handlers).index(node.kind))
         for node in old:
             values = Values(self.flow, node, self.report, self.new_source)
             handlers[node.kind](self, node, values)
             values.finish(self.extra.get(node.id, []))
+            self.moved.update({(node.id, name): to for name, to in values.moved.items()})
         self.report.converted += len(old)
         self._rewire({node.id for node in old})
 
@@ -91,7 +99,7 @@ class Rewrite:
     def parts_for(self, node: Node, name: str) -> Parts:
         """Return the parts behind a bundle; noted when no old loader is at its other end."""
         loader = self.loader(node, name)
-        if loader is not None:
+        if loader is not None and loader.id in self.parts:
             return self.parts[loader.id]
         self.report.add(
             "to_do",
@@ -111,13 +119,14 @@ class Rewrite:
         if node is None or node.kind not in OLD_NODES:
             return source
         if node.kind in LOADERS:
-            parts = self.parts[node.id]
-            return parts.supir if source.slot == 0 else parts.vae
+            parts = self.parts.get(node.id)  # none yet: a loader fed by itself or a later one
+            return None if parts is None else parts.supir if source.slot == 0 else parts.vae
         if node.id in self.merged:
             return self.merged[node.id]
         if node.kind == "SUPIR_first_stage" and source.slot == 0:
             loader = self.loader(node, "SUPIR_VAE")
-            return None if loader is None else self.parts[loader.id].vae
+            parts = None if loader is None else self.parts.get(loader.id)
+            return None if parts is None else parts.vae
         slot = OUTPUTS[node.kind].get(source.slot)
         return None if slot is None else Source(node.id, slot)
 
@@ -144,7 +153,7 @@ class Rewrite:
         node.raw = {
             k: old.raw[k] for k in ("id", "color", "bgcolor", "flags", "order") if k in old.raw
         }
-        if old.title and old.title not in (old.kind, str(old.raw.get("type"))):
+        if old.title and old.title not in (old.kind, TITLES[old.kind]):
             node.title = old.title
         return node
 
@@ -171,7 +180,19 @@ class Rewrite:
             node = self.make("CheckpointLoaderSimple", near, dx=-380, dy=dy)
             node.values["ckpt_name"] = name
             self.checkpoints[name] = node
-        return self.checkpoints[name]
+        return self.shared(self.checkpoints[name], near)
+
+    def shared(self, made: Node, user: Node) -> Node:
+        """Return a made node several old ones use; it is active as soon as one of them is."""
+        if user.mode == 0:
+            made.mode = 0
+        return made
+
+    def need_file(self, new: Node, field_name: str, old: Node) -> None:
+        """Note a file that no old node named, so that it has to be chosen."""
+        if not new.values[field_name] and field_name not in new.links:
+            text = "names no file, as the old node stored none: choose one."
+            self.report.add("to_do", text, new.id, old.kind, field_name)
 
     def _rewire(self, old: set[str]) -> None:
         """Put the new nodes into the graph, and every remaining link onto them."""
@@ -189,11 +210,53 @@ class Rewrite:
         order.update({i: n for i, n in self.made.items() if i not in order})
         self.flow.nodes.clear()
         self.flow.nodes.update(order)
-        read = {s.node for n in order.values() for s in n.links.values()}
-        read |= {leaving.source.node for leaving in self.flow.exits}
-        for node_id in self.droppable - read:
+        for node in self.made.values():
+            self._drop_loose(node, old)
+        for node_id in self.droppable - self._read():
             del self.flow.nodes[node_id]
-        self.flow.prune()
+        self._note_unread(self.flow.prune())
+
+    def _read(self) -> set[str]:
+        """Return the ids of the nodes that something in the graph reads."""
+        read = {s.node for n in self.flow.nodes.values() for s in n.links.values()}
+        return read | {leaving.source.node for leaving in self.flow.exits}
+
+    def _drop_loose(self, node: Node, old: set[str]) -> None:
+        """Take off links of a new node that end at itself or at an old node that is gone."""
+        for name, source in list(node.links.items()):
+            source = self.merged.get(source.node, source)
+            node.links[name] = source
+            gone = source.node in old and source.node not in self.flow.nodes
+            if source.node == node.id or gone:
+                del node.links[name]
+                text = (
+                    f"came from node {source.node}, in a circle: the link cannot be followed. Connect "
+                    "it or set it by hand."
+                )
+                self.report.add("to_do", text, node.id, node.kind, name)
+
+    def _note_unread(self, gone: list[Node]) -> None:
+        """Note helper nodes that were removed, and what stays with nothing reading it."""
+        kinds = [node.kind for node in gone]
+        if kinds:
+            counted = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
+            text = f"{counted} removed: they only passed on what the new nodes get themselves."
+            self.report.add("converted", text)
+        for node_id in sorted(self.read_before - self._read()):
+            node = self.flow.nodes.get(node_id)
+            if node is None or node.made:
+                continue
+            if node_id in self.flow.constants:
+                text = (
+                    "gave its value to the new node, which holds it itself now; nothing reads this."
+                )
+                self.report.add("converted", text, node.id, node.kind)
+            elif node_id in self.flow.passed and node.mode == BYPASSED:
+                text = (
+                    "was bypassed and is left out of the new chain; nothing reads it now. To use it "
+                    "again, connect it by hand."
+                )
+                self.report.add("ignored", text, node.id, node.kind)
 
     def _rewire_node(self, node: Node) -> None:
         for name, source in list(node.links.items()):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .flow import Node
-from .old_nodes import SAMPLERS, SEED_CONTROL
+from .old_nodes import CONTROLS, SAMPLERS, SEED_CONTROL
 from .values import Values
 
 KEEP = "ComfyUI keeps, offloads and frees SUPIR's weights with its own models."
@@ -14,13 +14,26 @@ def move_seed(values: Values, new: Node) -> None:
     """Move the seed, and what becomes of it after a run."""
     values.move(new, "seed", "seed")
     new.values[SEED_CONTROL] = values.node.values.get(SEED_CONTROL, "fixed")
+    source = values.flow.origin(values.node, "seed")
+    if source is None or values.linked("seed"):
+        return
+    stored = values.flow.nodes[source.node].widgets
+    if isinstance(stored, list) and len(stored) > 1 and stored[1] in CONTROLS:
+        new.values[SEED_CONTROL] = stored[1]
+        if stored[1] != "fixed":
+            text = (
+                f"came from node {source.node}, which was set to {stored[1]}: this node changes its own "
+                "seed after a run now, apart from every other reader of that node."
+            )
+            values.note("means_other", "seed", text)
 
 
-def move_sampler(values: Values, new: Node) -> bool:
-    """Move the sampler; return whether the old one sampled in tiles."""
+def move_sampler(values: Values, new: Node) -> bool | None:
+    """Move the sampler; return whether the old one sampled in tiles, None if that is not known."""
+    values.moved["sampler"] = (new.id, "sampler")
     if values.linked("sampler"):
         values.note("to_do", "sampler", "came over a link, and the names differ here: choose one.")
-        return False
+        return None
     ours, tiled = SAMPLERS[values.get("sampler")]
     new.values["sampler"] = ours
     return tiled
@@ -94,6 +107,21 @@ def move_typed_caption(values: Values, new: Node) -> None:
         text = f"held {caption!r}, which was not used: only a link to captions counted."
         values.note("ignored", "captions", text)
         return
+    if "positive" in new.links:
+        text = (
+            f"held {caption!r}, which stood before the positive prompt. That comes over a link: put the "
+            "caption into its text by hand."
+        )
+        values.note("to_do", "captions", text)
+        return
     prompt = str(new.values["positive"])
     new.values["positive"] = f"{caption}, {prompt}" if prompt.strip() else caption
     values.note("converted", "captions", "stands before the positive prompt now.")
+
+
+def note_lost_caption(values: Values) -> None:
+    """Note a link to captions whose other end is gone."""
+    if "captions" in values.node.links:
+        values.note(
+            "to_do", "captions", "came over a link that cannot be followed: connect it anew."
+        )

@@ -16,6 +16,7 @@ from .sampling import (
     move_seed,
     move_tiles,
     move_typed_caption,
+    note_lost_caption,
 )
 from .values import Values
 
@@ -38,9 +39,10 @@ def upscale(rewrite: Rewrite, node: Node, values: Values) -> None:
         rewrite.connect(new, model=model, clip=clip, vae=vae, supir=parts.supir, image=image)
         values.move(new, "positive", "a_prompt")
         values.move(new, "negative", "n_prompt")
+        note_lost_caption(values)
         move_typed_caption(values, new)
         _settings(values, new)
-        new.values["color_fix"] = _color(values)
+        new.values["color_fix"] = _color(values, new, "color_fix")
         values.note("converted", "", "is SUPIR Upscale now.")
         rewrite.require(new, node)
     else:
@@ -53,13 +55,16 @@ def _supir(rewrite: Rewrite, node: Node, values: Values) -> Source:
     if values.linked("supir_model"):
         new = rewrite.make("SUPIR_XPU_LoadSUPIR", node, dx=-380, dy=150)
         values.move(new, "supir_name", "supir_model")
+        rewrite.need_file(new, "supir_name", node)
         return Source(new.id, 0)
     name = values.get("supir_model")
     if name not in rewrite.supir_files:
         new = rewrite.make("SUPIR_XPU_LoadSUPIR", node, dx=-380, dy=150)
         new.values["supir_name"] = name
         rewrite.supir_files[name] = new
-    new = rewrite.supir_files[name]
+    new = rewrite.shared(rewrite.supir_files[name], node)
+    values.moved["supir_model"] = (new.id, "supir_name")
+    rewrite.need_file(new, "supir_name", node)
     values.note("converted", "supir_model", f"is loaded by Load SUPIR (node {new.id}) now.")
     return Source(new.id, 0)
 
@@ -68,6 +73,9 @@ def _resized(rewrite: Rewrite, new: Node, values: Values, image: Source | None) 
     """Set the size; another resizing method than ours is a node of its own before."""
     method = values.get("resize_method")
     factor = 0.0 if values.linked("scale_by") else float(values.get("scale_by"))
+    if values.linked("resize_method") and factor != 1.0:
+        text = "came over a link, and here the node resizes with lanczos."
+        values.note("means_other", "resize_method", text)
     if method == "lanczos" or factor == 1.0 or image is None:
         values.move(new, "upscale_by", "scale_by")
         return image
@@ -102,11 +110,20 @@ def _settings(values: Values, new: Node) -> None:
             values.note("means_other", start, text)
     move_restore(values, new, "restoration_scale")
     check_ramp(values, new, "control_scale_start")
-    tiled = not values.linked("use_tiled_sampling") and bool(values.get("use_tiled_sampling"))
-    move_tiles(values, new, tiled)
+    if values.linked("use_tiled_sampling"):
+        size, stride = values.get("sampler_tile_size"), values.get("sampler_tile_stride")
+        text = (
+            "came over a link; here tile_px says it, and is 0 now. For the tiles of the old node set "
+            f"tile_px to {size} and tile_overlap_px to {max(0, int(size) - int(stride))}."
+        )
+        values.note("to_do", "use_tiled_sampling", text)
+        move_tiles(values, new, False)
+        return
+    move_tiles(values, new, bool(values.get("use_tiled_sampling")))
 
 
-def _color(values: Values) -> str:
+def _color(values: Values, new: Node, field_name: str) -> str:
+    values.moved["color_fix_type"] = (new.id, field_name)
     if values.linked("color_fix_type"):
         text = "came over a link, and the names differ here: choose one. It is wavelet now."
         values.note("to_do", "color_fix_type", text)
@@ -149,7 +166,7 @@ def _chain(
     fix = rewrite.instead("SUPIR_XPU_ColorFix", node)
     fix.pos = (node.pos[0] + 800, node.pos[1] + 180)
     rewrite.connect(fix, image=Source(decode.id, 0), reference=Source(stage.id, 0))
-    fix.values["method"] = _color(values)
+    fix.values["method"] = _color(values, fix, "method")
     chain = ", ".join(NEW_NODES[n.kind].title for n in (stage, words, run, decode, fix))
     text = f"is a chain now, as only the single nodes take captions over a link: {chain}."
     values.note("converted", "", text)

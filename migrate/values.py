@@ -16,11 +16,16 @@ Translate = Callable[[Source | None], Source | None]
 
 
 class Values:
-    """Reads an old node's values; what is missing or unreadable takes the old default, noted."""
+    """Reads an old node's values; what is missing or unreadable takes the old default, noted.
+
+    Attributes:
+        moved: input whose value is a new node's now: (the node's id, its input).
+    """
 
     def __init__(self, flow: Flow, node: Node, report: Report, translate: Translate) -> None:
         self.flow, self.node, self.report, self.translate = flow, node, report, translate
         self.widgets = {widget.name: widget for widget in OLD_NODES[node.kind].widgets}
+        self.moved: dict[str, tuple[str, str]] = {}
 
     def note(self, kind: str, name: str, text: str) -> None:
         """Add a fact about one input of this node to the report."""
@@ -56,23 +61,37 @@ class Values:
         A link stays a link, unless the value has to be changed on the way.
         """
         field = next(f for f in NEW_NODES[new.kind].widgets if f.name == field_name)
+        self.moved.setdefault(name, (new.id, field_name))
         if self.linked(name):
-            if change is None:
-                source = self.translate(self.node.links[name])
-                if source is not None:
-                    new.links[field_name] = source
-                return
-            self.note(
-                "to_do",
-                name,
-                f"came over a link, and {field_name} counts differently here: set it by hand. It is "
-                f"{field.default!r} now.",
-            )
+            self._move_link(new, field, name, change is None)
             return
         value = self.get(name)
         new.values[field_name] = self.bounded(
             field, name, value if change is None else change(value)
         )
+
+    def _move_link(self, new: Node, field: Field, name: str, same: bool) -> None:
+        """Connect a new widget as the old input was, or note why that cannot be."""
+        if not same:
+            why = f"came over a link, and {field.name} counts differently here"
+        elif self.widgets[name].kind == "int" and field.type == "FLOAT" and not self._float(name):
+            why = f"came over a link of whole numbers, and {field.name} takes only FLOAT here"
+            stored = _number(self.node.values.get(name))
+            if self.widgets[name].fits(stored):
+                new.values[field.name] = self.bounded(field, name, stored)
+        else:
+            source = self.translate(self.node.links[name])
+            if source is not None:
+                new.links[field.name] = source
+                return
+            why = "came over a link that cannot be followed"
+        text = f"{why}: set it by hand. It is {new.values[field.name]!r} now."
+        self.note("to_do", name, text)
+
+    def _float(self, name: str) -> bool:
+        """Say whether an input's link is known to bring FLOAT."""
+        source = self.flow.origin(self.node, name)
+        return source is not None and self.flow.type_of(source) == "FLOAT"
 
     def bounded(self, field: Field, name: str, value: Any) -> Any:
         """Return a value as the new widget takes it; noted when it had to be moved."""
@@ -103,6 +122,10 @@ class Values:
         """Note what was there and belonged to no input of the old node."""
         old = OLD_NODES[self.node.kind]
         for name, value in extra:
+            if name == "widgets_values":
+                text = f"held {value!r}, in an order not known here: set what differs from the defaults."
+                self.note("to_do", name, text)
+                continue
             self.note("ignored", name, f"held {value!r}, which belongs to no input of that node.")
         for name in [*self.node.values, *self.node.links]:
             if name not in old.names and name != "control_after_generate":

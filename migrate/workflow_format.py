@@ -5,8 +5,10 @@ Links are arrays in the root graph of version 0.4, and objects in version 1 and 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, cast
 
+from .errors import MigrateError
 from .flow import Exit, Flow, Node, Source, whole
 from .new_nodes import NEW_NODES
 from .old_nodes import OLD_NODES, SEED_CONTROL, read_values
@@ -52,24 +54,34 @@ class Wire:
         self.type = kind if isinstance(kind, str) else "*"
 
 
-def _wires(graph: dict[str, Any]) -> list[Wire]:
+def wires(graph: dict[str, Any]) -> list[Wire]:
     """Return the readable links of a graph; the front end drops the others too."""
     wires = [Wire(raw) for raw in _list(graph.get("links")) if isinstance(raw, (list, dict))]
     return [wire for wire in wires if min(wire.number, wire.source.slot, wire.place) >= 0]
 
 
 def read(graph: dict[str, Any]) -> tuple[Flow, Extra]:
-    """Read a graph, and what its old nodes stored beyond their inputs."""
+    """Read a graph, and what its old nodes stored beyond their inputs.
+
+    Raises: MigrateError for two nodes of one id.
+    """
     nodes: dict[str, Node] = {}
     extra: Extra = {}
     for raw in _list(graph["nodes"]):
         node = _read_node(raw)
+        if node.id in nodes:
+            first = nodes[node.id].kind
+            raise MigrateError(
+                "duplicate_ids",
+                f"Two nodes of one graph have the id {node.id}: {first} and {node.kind}. Links cannot "
+                "tell them apart: open the file in ComfyUI, save it, and convert that.",
+            )
         nodes[node.id] = node
         if node.kind in OLD_NODES:
             stored = read_values(node.kind, raw.get("widgets_values"))
             node.values, extra[node.id] = stored.values, stored.left
     exits: list[Exit] = []
-    for wire in _wires(graph):
+    for wire in wires(graph):
         target = nodes.get(wire.target)
         if target is None:
             if wire.source.node in nodes:
@@ -111,7 +123,7 @@ def write(graph: dict[str, Any], flow: Flow) -> None:
     """Put a converted graph back: new nodes, and every link numbered and typed anew where changed."""
     raws = {node.id: _written(node) if node.made else node.raw for node in flow.nodes.values()}
     graph["nodes"] = list(raws.values())
-    before = {(w.source, w.target, w.place): w for w in _wires(graph)}
+    before = {(w.source, w.target, w.place): w for w in wires(graph)}
     as_objects = any(isinstance(w.raw, dict) for w in before.values()) or graph.get("version") == 1
     numbers = [wire.number for wire in before.values()]
     state = graph.get("state")
@@ -187,11 +199,15 @@ def _state_of(state: object, key: str) -> int:
     return value if isinstance(value, int) else 0
 
 
+def largest_id(ids: Iterable[str]) -> int:
+    """Return the largest node id that is a number, 0 without one."""
+    return max((int(i) for i in ids if i.isdecimal() and len(i) < 16), default=0)
+
+
 def _count(graph: dict[str, Any], state: Any, last_link: int, flow: Flow) -> None:
     """Keep the front end's counters ahead of every number in use."""
-    ids = [int(i) for i in flow.nodes if i.isdecimal() and len(i) < 16]
     pairs = (
-        ("last_node_id", "lastNodeId", max(ids, default=0)),
+        ("last_node_id", "lastNodeId", largest_id(flow.nodes)),
         ("last_link_id", "lastLinkId", last_link),
     )
     for key, name, value in pairs:

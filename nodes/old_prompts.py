@@ -11,7 +11,8 @@ import logging
 from collections.abc import Mapping
 from typing import Any, cast
 
-from aiohttp import web
+from aiohttp import ClientPayloadError, web
+from aiohttp.http_exceptions import BadHttpMessage
 from comfy_api.latest import io
 
 from ..migrate import OLD_NODES, MigrateError, Report, convert, old_nodes_in
@@ -78,6 +79,9 @@ def convert_prompt(
         converted = convert(nodes)
     except MigrateError:  # not shaped as a prompt: ComfyUI answers
         return None
+    except Exception:  # a prompt must never fail here: ComfyUI answers for the old nodes
+        log.exception("SUPIR XPU: a prompt of the older SUPIR nodes could not be converted.")
+        return None
     return converted.workflow, converted.report
 
 
@@ -88,11 +92,12 @@ def complete(prompt: dict[str, Any]) -> None:
     (0.16.3 to 0.30.0).
     """
     for node in prompt.values():
-        if not isinstance(node, dict) or node.get("class_type") not in ONE_TO_ONE:
+        kind = node.get("class_type") if isinstance(node, dict) else None
+        if not isinstance(kind, str) or kind not in ONE_TO_ONE:
             continue
         if isinstance(node.get("inputs"), dict):
             node.setdefault("_meta", {})
-            for _, theirs in ONE_TO_ONE[node["class_type"]][2]:
+            for _, theirs in ONE_TO_ONE[kind][2]:
                 node["inputs"].setdefault(theirs, None)
 
 
@@ -136,9 +141,13 @@ async def post_convert(request: web.Request) -> web.Response:
     """Convert the workflow in the body: answers ``{workflow, report}``, or why it cannot be."""
     if (request.content_length or 0) > LARGEST_BODY:
         return refused("too_large", TOO_LARGE, 413)
-    raw = await request.content.read(LARGEST_BODY + 1)
-    while len(raw) <= LARGEST_BODY and not request.content.at_eof():
-        raw += await request.content.read(LARGEST_BODY + 1 - len(raw))
+    try:
+        raw = await request.content.read(LARGEST_BODY + 1)
+        while len(raw) <= LARGEST_BODY and not request.content.at_eof():
+            raw += await request.content.read(LARGEST_BODY + 1 - len(raw))
+    except (ClientPayloadError, BadHttpMessage, web.RequestPayloadError) as e:
+        text = f"The body cannot be unpacked ({e}). Send it as its Content-Encoding says, or without one."
+        return refused("not_json", text, 400)
     if len(raw) > LARGEST_BODY:
         return refused("too_large", TOO_LARGE, 413)
     return await asyncio.to_thread(convert_body, raw)

@@ -11,8 +11,8 @@ import contextlib
 import importlib.util
 import json
 import os
+import secrets
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -21,6 +21,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 LARGEST_FILE = 64 << 20
 """Bytes above which a file is not read (our choice; workflows have kilobytes)."""
+
+LEFT_ALONE = ("no_old_nodes", "not_a_workflow")
+"""Why a file of a folder is no failure: it is no workflow, or one without old nodes."""
 
 EXAMPLES = """\
 examples:
@@ -61,6 +64,8 @@ def load_migrate() -> ModuleType:
 def read_json(path: Path) -> Any:
     """Read a JSON file. Raises: ConvertError."""
     try:
+        if not path.is_file():
+            raise ConvertError(f"{path} is no regular file. Give a .json file or a folder.")
         if path.stat().st_size > LARGEST_FILE:
             raise ConvertError(f"{path} has more than {LARGEST_FILE >> 20} MiB: no workflow.")
         return json.loads(path.read_text(encoding="utf-8-sig"))
@@ -85,7 +90,7 @@ def convert_file(source: Path, target: Path, force: bool) -> Any:
     try:
         converted = migrate.convert(read_json(source))
     except migrate.MigrateError as error:
-        raise ConvertError(f"{source}: {error}", skip=error.code == "no_old_nodes") from error
+        raise ConvertError(f"{source}: {error}", skip=error.code in LEFT_ALONE) from error
     if target.exists() and not force:
         raise ConvertError(f"{target} exists. Choose another name with -o, or add --force.")
     try:
@@ -115,22 +120,28 @@ def text_of(workflow: Any) -> str:
 def write_whole(target: Path, text: str) -> None:
     """Write a file so that it is there whole or not at all."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(suffix=".part", dir=target.parent)
+    part = target.with_name(f"{secrets.token_hex(8)}.part")
     try:
-        with open(handle, "w", encoding="utf-8", newline="\n") as file:
+        with part.open("x", encoding="utf-8", newline="\n") as file:  # a new file's permissions
             file.write(text)
-        os.replace(name, target)
+        os.replace(part, target)
     except BaseException:  # also Ctrl-C: no half file stays
         with contextlib.suppress(OSError):
-            os.unlink(name)
+            part.unlink()
         raise
 
 
-def jobs(source: Path, output: Path | None) -> list[tuple[Path, Path]]:
-    """Return (input, output) of every file to convert. Raises: ConvertError."""
+def jobs(source: Path, named: str | None) -> list[tuple[Path, Path]]:
+    """Return (input, output) of every file to convert. Raises: ConvertError.
+
+    Args: named: the output as typed; with a separator at its end it is a folder.
+    """
     if not source.exists():
         raise ConvertError(f"{source} does not exist.")
+    output = None if named is None else Path(named)
     if not source.is_dir():
+        if output is not None and named is not None and named.endswith(("/", os.sep)):
+            return [(source, output / source.name)]
         return [(source, output or source.with_name(f"{source.stem}.supir_xpu.json"))]
     if output is None:
         raise ConvertError(f"{source} is a folder. Name the folder for the new files with -o.")
@@ -139,7 +150,7 @@ def jobs(source: Path, output: Path | None) -> list[tuple[Path, Path]]:
     if _same(source, output):
         raise ConvertError(f"{output} is the input folder itself. Name another one with -o.")
     inside = output.resolve()
-    files = sorted(p for p in source.rglob("*.json") if p.is_file())
+    files = sorted(p for p in source.rglob("*") if p.suffix.lower() == ".json" and p.is_file())
     files = [p for p in files if inside not in p.resolve().parents]
     if not files:
         raise ConvertError(f"{source} has no .json file.")
@@ -155,7 +166,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("source", type=Path, help="a .json file, or a folder of them")
-    parser.add_argument("-o", "--output", type=Path, help="the new file or folder")
+    parser.add_argument("-o", "--output", help="the new file, or folder (a / at its end says so)")
     parser.add_argument("--force", action="store_true", help="overwrite existing output files")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     return parser.parse_args(arguments)
@@ -177,8 +188,9 @@ def main(arguments: Sequence[str]) -> int:
         try:
             report = convert_file(source, target, options.force)
         except ConvertError as error:
-            failed += not (error.skip and options.source.is_dir())
-            print(error, file=sys.stderr)
+            skip = error.skip and options.source.is_dir()
+            failed += not skip
+            print(f"Left alone: {error}" if skip else error, file=sys.stderr)
             continue
         reports.append({"input": str(source), "output": str(target), **report.as_dict()})
         if not options.json:
@@ -187,6 +199,6 @@ def main(arguments: Sequence[str]) -> int:
         print(json.dumps(reports, indent=2))
     if len(todo) > 1:
         skipped = len(todo) - len(reports) - failed
-        words = f"{len(reports)} converted, {skipped} without old nodes, {failed} failed."
+        words = f"{len(reports)} converted, {skipped} left alone (no old nodes), {failed} failed."
         print(words, file=sys.stderr)
     return 1 if failed or not reports else 0

@@ -107,3 +107,39 @@ def test_the_guard_judges_what_will_run(old_prompts, monkeypatch):
     assert graph is not None
     assert graph.kind("6") == "SUPIR_XPU_Sample"
     assert graph.integer("6", "steps") == 17
+
+
+def test_a_conversion_that_fails_unexpectedly_never_fails_the_request(
+    old_prompts, monkeypatch, caplog
+):
+    def fail(_):
+        raise KeyError("2")
+
+    monkeypatch.setattr(old_prompts, "convert", fail)
+    prompt = {
+        "1": {"class_type": "SUPIR_decode", "inputs": {}},
+        "2": {"class_type": [], "inputs": {}},
+    }
+    data = {"prompt": prompt}
+    assert handler_of(old_prompts, OURS)(data) is data
+    assert prompt["1"]["inputs"] == {"SUPIR_VAE": None, "latents": None}
+    assert "could not be converted" in caplog.text
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+def test_a_body_that_cannot_be_unpacked_is_the_clients_error(old_prompts, encoding):
+    from aiohttp import web
+    from aiohttp.test_utils import TestClient, TestServer
+
+    async def ask():
+        app = web.Application()
+        app.router.add_post("/convert", old_prompts.post_convert)
+        async with TestClient(TestServer(app)) as client:
+            answer = await client.post(
+                "/convert", data=b"not packed at all", headers={"Content-Encoding": encoding}
+            )
+            return answer.status, await answer.text()
+
+    status, text = asyncio.run(ask())
+    assert status == 400
+    assert "supir_xpu_not_json" in text

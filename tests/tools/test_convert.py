@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -107,7 +108,7 @@ def test_a_folder_keeps_its_shape_and_skips_what_has_no_old_nodes(convert, save,
     assert sorted(p.relative_to(target).as_posix() for p in target.rglob("*.json")) == [
         *("a.json", "deep/b.json"),
     ]
-    assert "2 converted, 1 without old nodes, 0 failed" in capsys.readouterr().err
+    assert "2 converted, 1 left alone (no old nodes), 0 failed" in capsys.readouterr().err
     save("{", "in/broken.json")
     assert convert.main([str(tmp_path / "in"), "-o", str(target), "--force"]) == 1
     assert "1 failed" in capsys.readouterr().err
@@ -142,3 +143,34 @@ def test_run_py_converts_in_the_python_that_calls_it_with_the_standard_library(s
     )
     assert ended.returncode == 0, ended.stderr
     assert "SUPIR_XPU_Tiles" in {n["type"] for n in read(target)["nodes"]}
+
+
+def test_other_json_of_a_folder_is_left_alone_and_any_case_of_the_ending_is_read(
+    convert, save, tmp_path, capsys
+):
+    save(old.structure_d(), "in/A.JSON")
+    save({"name": "package", "version": "1"}, "in/package.json")
+    assert convert.main([str(tmp_path / "in"), "-o", str(tmp_path / "out")]) == 0
+    assert [p.name for p in (tmp_path / "out").iterdir()] == ["A.JSON"]
+    said = capsys.readouterr().err
+    assert "Left alone: " in said
+    assert "1 converted, 1 left alone (no old nodes), 0 failed" in said
+
+
+def test_an_output_that_ends_with_a_separator_is_a_folder(convert, save, tmp_path):
+    assert convert.main([str(save(old.structure_d())), "-o", f"{tmp_path / 'new'}/"]) == 0
+    assert [p.name for p in (tmp_path / "new").iterdir()] == ["old.json"]
+
+
+def test_a_new_file_has_the_permissions_of_any_new_file(convert, save, tmp_path):
+    usual = save("x", "usual.txt")
+    target = tmp_path / "new.json"
+    assert convert.main([str(save(old.structure_d())), "-o", str(target)]) == 0
+    assert target.stat().st_mode == usual.stat().st_mode
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_a_pipe_is_refused_without_reading_it(convert, tmp_path, capsys):
+    os.mkfifo(tmp_path / "pipe.json")
+    assert convert.main([str(tmp_path / "pipe.json")]) == 1
+    assert "no regular file" in capsys.readouterr().err
