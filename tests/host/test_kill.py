@@ -195,6 +195,7 @@ def test_a_graceful_stop_is_never_a_crash(machine, workflow):
     assert status(machine.running())["last_death"] is None
 
 
+@pytest.mark.newest
 def test_two_servers_share_one_journal(machine, workflow):
     first, second = machine.running(), machine.start_second()
     try:
@@ -211,6 +212,7 @@ def test_two_servers_share_one_journal(machine, workflow):
         second.stop()
 
 
+@pytest.mark.newest
 @pytest.mark.parametrize("trouble", ["corrupt", "locked", "no file"])
 def test_trouble_with_the_journal_never_stops_a_run_and_is_said_once(tmp_path, workflow, trouble):
     machine = SimulatedMachine(tmp_path / "comfy")

@@ -248,6 +248,7 @@ def test_the_ratio_of_steps_in_turn_is_that_of_the_pairs(full_size):
 
 
 @pytest.mark.host
+@pytest.mark.core_supir
 def test_a_child_that_fails_is_said_with_its_words(tool, tmp_path):
     turns = tool("full_size_turns")
     with pytest.raises(turns.TurnsError, match="(?s)exit code 1.*full_size_sdxl"):
