@@ -102,13 +102,12 @@ def settings_problem(prompt: object) -> str:
 
     A mistake in the user's settings, or facts that contradict each other, fail every compute node.
     """
-    graph = read_graph(prompt)
-    if graph is None or not any(graph.kind(node_id) in JOBS for node_id in graph.nodes):
-        return ""
     try:
         machine()
     except (SettingsError, ProfileError, FactsError) as e:
-        return str(e)
+        graph = read_graph(prompt)
+        ours = graph is not None and any(graph.kind(node_id) in JOBS for node_id in graph.nodes)
+        return str(e) if ours else ""
     return ""
 
 
